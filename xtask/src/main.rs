@@ -1,0 +1,84 @@
+//! Every job of this repository, one verb each: `cargo xtask VERB`.
+//!
+//! The verbs start processes and read files; they link no product crate, so that they still run when the product
+//! does not build.
+
+mod ci;
+mod hugepages;
+mod process;
+mod setup;
+mod sim;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Every job of this repository", version)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Install what the tests use beside rustup: Debian packages, if they are missing and this is root
+    Setup,
+    /// Set up, then run every test that this machine can run; count what it cannot
+    Test,
+    /// Everything that must pass before a change lands: fmt, clippy, docs, tidy, test
+    Ci,
+    /// Check the house rules: file and function size, where unsafe may be, dependency edges, module docs
+    Tidy,
+    /// Replay one simulated run, or many
+    Sim(sim::Arguments),
+    /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work
+    #[command(disable_help_flag = true)]
+    Demo(PassedOn),
+    /// Measure throughput, isolation and idle cost against a raw TCP blast in the same run
+    #[command(disable_help_flag = true)]
+    Bench(PassedOn),
+}
+
+#[derive(clap::Args)]
+struct PassedOn {
+    /// Passed on to the program; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().verb {
+        Verb::Setup => setup::run(),
+        Verb::Test => test::run(),
+        Verb::Ci => ci::run(),
+        Verb::Tidy => tidy::run(),
+        Verb::Sim(arguments) => sim::run(&arguments),
+        Verb::Demo(arguments) => measure("weir-demo", &arguments.rest),
+        Verb::Bench(arguments) => measure("weir-bench", &arguments.rest),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("xtask: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Builds the daemon and a program of the bench crate with optimisation, and runs the latter beside the former.
+fn measure(program: &str, arguments: &[String]) -> process::Outcome {
+    process::cargo(&[
+        "build",
+        "--quiet",
+        "--release",
+        "--locked",
+        "--package",
+        "weir",
+        "--package",
+        "weir-bench",
+    ])?;
+    process::run(process::command(process::release_directory().join(program)).args(arguments))
+}

@@ -1,0 +1,60 @@
+//! Installs what tests use beside the Rust toolchain.
+
+use std::path::Path;
+
+use crate::process::{self, Outcome};
+
+/// A program that tests start, the Debian package that brings it, and what is not tested without it.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+    used_for: &'static str,
+}
+
+const TOOLS: &[Tool] = &[
+    Tool { program: "cc", package: "gcc", used_for: "linking any Rust program" },
+    Tool { program: "ip", package: "iproute2", used_for: "transfers between two network namespaces" },
+    Tool { program: "systemd-analyze", package: "systemd", used_for: "checks of the unit files" },
+];
+
+/// Installs the missing packages if this is root and apt-get exists; else says which are missing and what that costs.
+pub(crate) fn run() -> Outcome {
+    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_on_path(tool.program)).collect();
+    if missing.is_empty() {
+        println!("setup: nothing to install");
+        return Ok(());
+    }
+    if process::is_root() && is_on_path("apt-get") {
+        let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+        println!("setup: installing {}", packages.join(", "));
+        let installed = install(&packages);
+        if let Err(problem) = installed {
+            println!("setup: {problem}");
+        }
+    }
+    for tool in missing.iter().filter(|tool| !is_on_path(tool.program)) {
+        println!(
+            "setup: `{}` is missing (package {}): without it, no {}",
+            tool.program, tool.package, tool.used_for
+        );
+    }
+    Ok(())
+}
+
+fn install(packages: &[&str]) -> Outcome {
+    process::run(process::command("apt-get").args(["update", "-qq"]))?;
+    process::run(
+        process::command("apt-get")
+            .args(["install", "-y", "-qq", "--no-install-recommends"])
+            .args(packages)
+            .env("DEBIAN_FRONTEND", "noninteractive"),
+    )
+}
+
+/// Whether a program of this name is in one of PATH's directories, or where Debian puts those of root.
+pub(crate) fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|directory| Path::new(&directory).join(program).is_file())
+}

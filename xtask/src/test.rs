@@ -1,0 +1,112 @@
+//! Every test that this machine can run. What it cannot run is printed with its reason and counted.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::hugepages::Hugepages;
+use crate::process::{self, Outcome};
+use crate::setup;
+
+/// A test that cannot run here prints a line that begins like this, and goes on with what it can.
+const NOT_RUN: &str = "not run here:";
+
+/// Free 2 MiB pages that the tests of hugepage regions use at most at one time.
+const HUGEPAGES_WANTED: u64 = 96;
+
+/// Sets up, then runs unit, property, simulation and end-to-end tests of the whole workspace, then the models of
+/// the shared-memory rings.
+pub(crate) fn run() -> Outcome {
+    let began = Instant::now();
+    setup::run()?;
+    let (hugepages, text) = Hugepages::reserve(HUGEPAGES_WANTED);
+    println!("test: {text}");
+    let mut not_run = cargo_test("workspace", &["--workspace", "--locked"], None)?;
+    not_run.extend(cargo_test(
+        "loom models",
+        &["--package", "weir-ipc", "--locked", "--release", "--test", "loom"],
+        Some("--cfg loom"),
+    )?);
+    drop(hugepages);
+    not_run.sort();
+    not_run.dedup();
+    for line in &not_run {
+        println!("test: {line}");
+    }
+    println!(
+        "test: all passed in {} s; {} checks could not run here",
+        began.elapsed().as_secs(),
+        not_run.len()
+    );
+    Ok(())
+}
+
+/// Runs `cargo test`, passing its output on without what passing tests print, and returns the checks not run.
+fn cargo_test(name: &str, arguments: &[&str], rustflags: Option<&str>) -> Result<Vec<String>, String> {
+    println!("== test: {name}");
+    let mut command = process::command(process::cargo_program());
+    command.arg("test").args(arguments).args(["--", "--show-output"]).stdout(Stdio::piped());
+    if let Some(flags) = rustflags {
+        command
+            .env("RUSTFLAGS", flags)
+            .env("CARGO_TARGET_DIR", process::root().join("target").join("flagged"));
+    }
+    let line = process::describe(&command);
+    let mut child = command.spawn().map_err(|error| format!("cannot start `{line}`: {error}"))?;
+    let output = child.stdout.take().ok_or("cargo test has no output")?;
+    let mut filter = OutputFilter::default();
+    for text in BufReader::new(output).lines() {
+        let text = text.map_err(|error| format!("cannot read the output of `{line}`: {error}"))?;
+        if filter.shows(&text) {
+            println!("{text}");
+        }
+    }
+    let status = child.wait().map_err(|error| format!("cannot wait for `{line}`: {error}"))?;
+    process::expect_success(&line, status)?;
+    Ok(filter.not_run)
+}
+
+/// Leaves out what `--show-output` prints of passing tests, but keeps its `not run here:` lines.
+#[derive(Default)]
+struct OutputFilter {
+    in_successes: bool,
+    not_run: Vec<String>,
+}
+
+impl OutputFilter {
+    fn shows(&mut self, line: &str) -> bool {
+        if let Some(at) = line.find(NOT_RUN) {
+            self.not_run.push(line[at..].trim().to_owned());
+        }
+        match line {
+            "successes:" => self.in_successes = true,
+            "failures:" => self.in_successes = false,
+            _ if line.starts_with("test result:") => self.in_successes = false,
+            _ => {}
+        }
+        !self.in_successes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_of_passing_tests_is_left_out_and_what_did_not_run_is_kept() {
+        let mut filter = OutputFilter::default();
+        let output = [
+            ("test a ... ok", true),
+            ("successes:", false),
+            ("---- a stdout ----", false),
+            ("not run here: hugepages (0 free)", false),
+            ("failures:", true),
+            ("---- b stdout ----", true),
+            ("test result: FAILED. 1 passed; 1 failed", true),
+        ];
+        for (line, shown) in output {
+            assert_eq!(filter.shows(line), shown, "{line}");
+        }
+        assert_eq!(filter.not_run, ["not run here: hugepages (0 free)"]);
+    }
+}

@@ -1,0 +1,109 @@
+//! The house rules that a compiler does not know. Each finding is one line: file, line, rule, value found.
+
+mod source;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::process::{self, Outcome};
+use source::Source;
+
+/// Longest source file, in lines without its tests.
+const FILE_LINES_MAX: usize = 600;
+
+/// Longest function, in lines.
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// The only places where `unsafe` may stand: shared memory, mappings, io_uring, socket options, kernel probes.
+const UNSAFE_ALLOWED: &[&str] =
+    &["daemon/ipc/", "daemon/src/memory/", "daemon/src/io/", "daemon/src/observe/", "ebpf/"];
+
+/// Words that say that something is unfinished.
+const UNFINISHED: &[&str] = &["TODO", "FIXME", "XXX", "HACK", "#[ignore"];
+
+/// Checks every Rust file and manifest that git tracks or would track.
+pub(crate) fn run() -> Outcome {
+    let root = process::root();
+    let mut findings = Vec::new();
+    for path in tracked(&root)? {
+        let name = path.to_string_lossy().into_owned();
+        let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
+        if name.ends_with(".rs") {
+            check_source(&name, &Source::parse(&text), &mut findings);
+        } else if name.ends_with("Cargo.toml") && name != "Cargo.toml" {
+            check_edges(&root, &name, &text, &mut findings);
+        }
+    }
+    if findings.is_empty() {
+        println!("tidy: clean");
+        return Ok(());
+    }
+    for finding in &findings {
+        println!("tidy: {finding}");
+    }
+    Err(format!("{} findings", findings.len()))
+}
+
+fn tracked(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut git = process::command("git");
+    git.current_dir(root).args(["ls-files", "-co", "--exclude-standard", "-z"]);
+    let output = git.output().map_err(|error| format!("cannot start git: {error}"))?;
+    process::expect_success("git ls-files", output.status)?;
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut paths: Vec<PathBuf> =
+        names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect();
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
+}
+
+fn check_source(name: &str, source: &Source, findings: &mut Vec<String>) {
+    let is_test = name.contains("/tests/") || name.ends_with("/tests.rs");
+    let lines = source.lines_without_tests();
+    if lines > FILE_LINES_MAX && !is_test {
+        findings.push(format!("{name}: {lines} lines; at most {FILE_LINES_MAX}: split it by idea"));
+    }
+    if !source.has_module_doc() {
+        findings.push(format!("{name}:1: no `//!` that says what the file owns"));
+    }
+    if !is_test {
+        for function in source.functions() {
+            if function.lines > FUNCTION_LINES_MAX {
+                findings.push(format!(
+                    "{name}:{}: function {} has {} lines; at most {FUNCTION_LINES_MAX}",
+                    function.line, function.name, function.lines
+                ));
+            }
+        }
+    }
+    if !UNSAFE_ALLOWED.iter().any(|allowed| name.starts_with(allowed)) {
+        for line in source.lines_with_word("unsafe") {
+            findings.push(format!("{name}:{line}: unsafe; allowed only in {}", UNSAFE_ALLOWED.join(", ")));
+        }
+    }
+    if name != "xtask/src/tidy.rs" {
+        for (line, word) in source.lines_with_any(UNFINISHED) {
+            findings.push(format!("{name}:{line}: {word} left behind"));
+        }
+    }
+}
+
+/// Each dependency of one crate of ours on another must stand in docs/architecture.md as `` `a` → `b` ``.
+fn check_edges(root: &Path, name: &str, manifest: &str, findings: &mut Vec<String>) {
+    let architecture = fs::read_to_string(root.join("docs/architecture.md")).unwrap_or_default();
+    let Some(from) = manifest.lines().find_map(|line| line.strip_prefix("name = ")) else { return };
+    let from = from.trim().trim_matches('"');
+    let mut section = "";
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let Some(to) = line.split(['.', ' ', '=']).next().filter(|word| word.starts_with("weir")) else {
+            continue;
+        };
+        let edge = format!("`{from}` → `{to}`");
+        if section == "[dependencies]" && !architecture.contains(&edge) {
+            findings.push(format!("{name}: dependency {edge} has no line in docs/architecture.md"));
+        }
+    }
+}
