@@ -1,0 +1,289 @@
+//! The receive segments of one gate: who may fill how many. Counts only; which segment it is does not matter here.
+//!
+//! Each channel owns `exclusive` segments that no other can take. What is left over is floating: the channels share
+//! it, and one that needs more than there is waits its turn in a fair queue.
+//!
+//! A segment of a channel is *ready* (granted to the sender and not opened) or *used* (open, filled, or held by
+//! the application). A grant is never taken back, so `ready` shrinks only when the sender opens a segment.
+//! `ready + used` is at least `exclusive` while the channel is open, and what it has above `exclusive` is floating:
+//! exclusive segments are a count, not identities.
+//!
+//! Invariants ([`GatePool::check`]): floating = free + Σ over channels of what they have above `exclusive`; a channel
+//! that has fewer ready than it needs is in the queue, once, and then nothing is free.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::invariant::{Violation, ensure};
+
+/// Size of a gate's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatePoolSpec {
+    /// Segments in all; at least `channels * exclusive`.
+    pub segments: u32,
+    /// Channels of the gate; at least 1.
+    pub channels: u32,
+    /// Segments that each channel owns; at least 1.
+    pub exclusive: u32,
+}
+
+/// How many segments a gate must and may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatePoolSize {
+    /// With fewer it cannot work: the exclusive ones, and one floating if any are wanted.
+    pub required: u64,
+    /// The exclusive ones and all floating.
+    pub max: u64,
+}
+
+impl GatePoolSpec {
+    /// How many segments a gate of this many channels must and may have.
+    #[must_use]
+    pub const fn sized(channels: u32, exclusive: u32, floating: u32) -> GatePoolSize {
+        let owned = channels as u64 * exclusive as u64;
+        let one = if floating == 0 { 0 } else { 1 };
+        GatePoolSize { required: owned + one, max: owned + floating as u64 }
+    }
+}
+
+/// A pool that cannot work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatePoolError {
+    /// Segments there are.
+    pub found: u32,
+    /// Segments needed at least.
+    pub needed: u64,
+}
+
+impl fmt::Display for GatePoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the gate has {} segments; needed: at least {}", self.found, self.needed)
+    }
+}
+
+impl core::error::Error for GatePoolError {}
+
+/// The sender opened a segment that it was not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotGranted;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    ready: u32,
+    used: u32,
+    required: u32,
+    is_open: bool,
+    is_waiting: bool,
+}
+
+impl Account {
+    const fn floating(&self, exclusive: u32) -> u32 {
+        (self.ready + self.used).saturating_sub(exclusive)
+    }
+}
+
+/// The segments of one gate, by channel. A channel number that is out of range has no segments and gets none.
+#[derive(Clone, Debug)]
+pub struct GatePool {
+    exclusive: u32,
+    floating: u32,
+    floating_free: u32,
+    accounts: Vec<Account>,
+    waiting: VecDeque<u32>,
+}
+
+impl GatePool {
+    /// A pool in which no channel is open.
+    ///
+    /// # Errors
+    /// [`GatePoolError`] if there are no channels, no exclusive segments, or too few segments for them.
+    pub fn new(spec: GatePoolSpec) -> Result<Self, GatePoolError> {
+        let owned = u64::from(spec.channels) * u64::from(spec.exclusive);
+        let Some(floating) = u64::from(spec.segments).checked_sub(owned).filter(|_| owned > 0) else {
+            return Err(GatePoolError { found: spec.segments, needed: owned.max(1) });
+        };
+        Ok(Self {
+            exclusive: spec.exclusive,
+            floating: floating as u32,
+            floating_free: floating as u32,
+            accounts: (0..spec.channels).map(|_| Account::default()).collect(),
+            waiting: VecDeque::with_capacity(spec.channels as usize),
+        })
+    }
+
+    /// A pool without segments and channels.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { exclusive: 0, floating: 0, floating_free: 0, accounts: Vec::new(), waiting: VecDeque::new() }
+    }
+
+    /// Opens a channel: its exclusive segments, less those still held from before, are ready.
+    pub fn open(&mut self, channel: u32) {
+        let exclusive = self.exclusive;
+        if let Some(account) = self.account(channel) {
+            account.is_open = true;
+            account.required = exclusive;
+            account.ready = exclusive.saturating_sub(account.used);
+        }
+    }
+
+    /// The sender told its backlog: the channel needs that many ready segments beside its exclusive ones. Takes what
+    /// is free, and waits for the rest. Returns how many it gained.
+    pub fn handle_backlog(&mut self, channel: u32, backlog: u32) -> u32 {
+        let Some(account) = self.accounts.get_mut(channel as usize).filter(|account| account.is_open) else {
+            return 0;
+        };
+        account.required = backlog.saturating_add(self.exclusive);
+        let gained = account.required.saturating_sub(account.ready).min(self.floating_free);
+        account.ready += gained;
+        self.floating_free -= gained;
+        if account.ready < account.required && !account.is_waiting {
+            account.is_waiting = true;
+            self.waiting.push_back(channel);
+        }
+        gained
+    }
+
+    /// The sender opens a segment.
+    ///
+    /// # Errors
+    /// [`NotGranted`] if none is ready.
+    pub fn take(&mut self, channel: u32) -> Result<(), NotGranted> {
+        let account = self.account(channel).ok_or(NotGranted)?;
+        account.ready = account.ready.checked_sub(1).ok_or(NotGranted)?;
+        account.used += 1;
+        // What was opened is no longer in the backlog that was told.
+        account.required = account.required.saturating_sub(1);
+        Ok(())
+    }
+
+    /// A used segment is empty again. Channels that gained a ready segment are appended to `gained`.
+    pub fn give_back(&mut self, channel: u32, gained: &mut Vec<u32>) {
+        let exclusive = self.exclusive;
+        let Some(account) = self.account(channel) else { return };
+        let was_floating = account.floating(exclusive) > 0;
+        let Some(used) = account.used.checked_sub(1) else { return };
+        account.used = used;
+        if was_floating {
+            self.floating_free += 1;
+            self.serve(gained);
+        } else if account.is_open {
+            account.ready += 1;
+            gained.push(channel);
+        }
+    }
+
+    /// The channel is over. What it had ready goes to others; what it uses comes back one by one.
+    pub fn close(&mut self, channel: u32, gained: &mut Vec<u32>) {
+        let exclusive = self.exclusive;
+        let Some(account) = self.account(channel) else { return };
+        let before = account.floating(exclusive);
+        account.is_open = false;
+        account.required = 0;
+        account.ready = 0;
+        let freed = before - account.floating(exclusive);
+        self.floating_free += freed;
+        self.serve(gained);
+    }
+
+    /// Hands free floating segments to waiting channels, one each per turn.
+    fn serve(&mut self, gained: &mut Vec<u32>) {
+        while self.floating_free > 0 {
+            let Some(channel) = self.waiting.pop_front() else { return };
+            let Some(account) = self.accounts.get_mut(channel as usize) else { continue };
+            account.is_waiting = false;
+            if !account.is_open || account.ready >= account.required {
+                continue;
+            }
+            account.ready += 1;
+            self.floating_free -= 1;
+            gained.push(channel);
+            if account.ready < account.required {
+                account.is_waiting = true;
+                self.waiting.push_back(channel);
+            }
+        }
+    }
+
+    fn account(&mut self, channel: u32) -> Option<&mut Account> {
+        self.accounts.get_mut(channel as usize)
+    }
+
+    /// Segments granted to the sender of this channel and not opened.
+    #[must_use]
+    pub fn ready(&self, channel: u32) -> u32 {
+        self.accounts.get(channel as usize).map_or(0, |account| account.ready)
+    }
+
+    /// Segments of this channel that are open, filled or held by the application.
+    #[must_use]
+    pub fn used(&self, channel: u32) -> u32 {
+        self.accounts.get(channel as usize).map_or(0, |account| account.used)
+    }
+
+    /// Ready segments that the channel wants: the backlog it was told and its exclusive ones.
+    #[must_use]
+    pub fn required(&self, channel: u32) -> u32 {
+        self.accounts.get(channel as usize).map_or(0, |account| account.required)
+    }
+
+    /// Whether the channel waits for a floating segment.
+    #[must_use]
+    pub fn is_waiting(&self, channel: u32) -> bool {
+        self.accounts.get(channel as usize).is_some_and(|account| account.is_waiting)
+    }
+
+    /// Floating segments that no channel has.
+    #[must_use]
+    pub const fn floating_free(&self) -> u32 {
+        self.floating_free
+    }
+
+    /// Floating segments in all.
+    #[must_use]
+    pub const fn floating(&self) -> u32 {
+        self.floating
+    }
+
+    /// Recounts everything.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn check(&self) -> Result<(), Violation> {
+        let lent: u32 = self.accounts.iter().map(|account| account.floating(self.exclusive)).sum();
+        ensure!(
+            lent + self.floating_free == self.floating,
+            "floating segments are free or lent",
+            "{lent} lent + {} free, {} in all",
+            self.floating_free,
+            self.floating
+        );
+        let mut queued: Vec<u32> = self.waiting.iter().copied().collect();
+        let entries = queued.len();
+        queued.sort_unstable();
+        queued.dedup();
+        ensure!(queued.len() == entries, "a channel waits once", "{:?}", self.waiting);
+        for (channel, account) in self.accounts.iter().enumerate() {
+            let is_queued = queued.binary_search(&(channel as u32)).is_ok();
+            ensure!(is_queued == account.is_waiting, "waiting flag and queue agree", "channel {channel}");
+            if account.is_open {
+                let needs = account.ready < account.required;
+                ensure!(
+                    account.ready + account.used >= self.exclusive,
+                    "an open channel has its exclusive segments",
+                    "channel {channel}: {account:?}"
+                );
+                ensure!(!needs || is_queued, "who needs a segment waits", "channel {channel}: {account:?}");
+                ensure!(!needs || self.floating_free == 0, "nobody waits beside a free segment", "{channel}");
+            } else {
+                ensure!(
+                    account.ready == 0,
+                    "a closed channel has no grants",
+                    "channel {channel}: {account:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+}

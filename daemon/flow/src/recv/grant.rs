@@ -1,0 +1,64 @@
+//! When the sender of a channel is told its limit, and what it is told.
+//!
+//! A Limit frame is made from the state of the channel at the moment it is planned, so it is never out of date and there
+//! is never more than one per channel and batch. New credit is told at once. What only acknowledges or counts may
+//! wait for company, but not long: a trickle must not wait for a batch.
+
+use super::channel::Channel;
+use crate::ids::Time;
+use crate::wire::Limit;
+
+/// How soon the sender must hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    Nothing,
+    Soon,
+    Now,
+}
+
+impl Channel {
+    /// What the sender is told if it is told now. `ready` is what the gate's pool holds for the channel.
+    pub(crate) fn limit(&self, ready: u32, event_window: u32, now: Time) -> Limit {
+        let age_ns = self.given_back_since.map_or(0, |since| now.since_ns(since));
+        Limit {
+            limit: self.opened + u64::from(ready),
+            ack: self.next_sequence,
+            consumed: self.consumed,
+            event_limit: self.events_consumed + u64::from(event_window),
+            age_us: u32::try_from(age_ns / 1000).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(crate) fn urgency(&self, ready: u32, event_window: u32, segment_bytes: u32) -> Urgency {
+        let announced = &self.announced;
+        let (limit, event_limit) =
+            (self.opened + u64::from(ready), self.events_consumed + u64::from(event_window));
+        let half = u64::from(segment_bytes / 2);
+        if limit > announced.limit
+            || event_limit > announced.event_limit
+            || self.unannounced_bytes >= half
+            || self.consumed - announced.consumed >= u64::from(segment_bytes)
+        {
+            Urgency::Now
+        } else if self.next_sequence > announced.ack || self.consumed > announced.consumed {
+            Urgency::Soon
+        } else {
+            Urgency::Nothing
+        }
+    }
+
+    /// The frame with these numbers is planned. What was announced before.
+    pub(crate) fn announce(&mut self, limit: Limit) -> Limit {
+        self.is_limit_due = false;
+        self.unannounced_bytes = 0;
+        self.given_back_since = None;
+        self.counts.limit_frames += 1;
+        core::mem::replace(&mut self.announced, limit)
+    }
+
+    /// The frame that was planned last did not leave.
+    pub(crate) fn revert_announce(&mut self, before: Limit) {
+        self.announced = before;
+        self.counts.limit_frames -= 1;
+    }
+}

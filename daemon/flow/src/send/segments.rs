@@ -1,0 +1,110 @@
+//! Where the segments of a send region are, as the daemon sees it.
+//!
+//! Each segment counts its slices by place: queued, in the kernel, unacknowledged; and whether the client still
+//! writes it (`builder`). It is free if and only if all of these are zero. Slices of one segment can be in several
+//! places at once; for a sum over segments it counts once, in the leftmost place that is not empty.
+
+use alloc::vec::Vec;
+
+use crate::ids::{SegmentIndex, SubpartitionIndex};
+use crate::invariant::{Violation, ensure};
+
+/// One segment of a send region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SegmentState {
+    /// Whose it is while it is not free.
+    pub(crate) owner: SubpartitionIndex,
+    /// Bytes handed over so far.
+    pub(crate) fill: u32,
+    /// The client may hand over more of it.
+    pub(crate) is_builder: bool,
+    /// Slices that wait.
+    pub(crate) queued: u32,
+    /// Slices in a batch that the kernel has, or begun and not finished.
+    pub(crate) in_kernel: u32,
+    /// Slices sent and not acknowledged.
+    pub(crate) unacked: u32,
+    /// It was counted as having left the queue.
+    pub(crate) has_left: bool,
+    /// It is free, and its client was not told yet.
+    pub(crate) is_returning: bool,
+}
+
+impl SegmentState {
+    pub(crate) const fn is_free(&self) -> bool {
+        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.unacked == 0
+    }
+
+    /// Nothing of it waits or will wait: it no longer counts towards the quota.
+    pub(crate) const fn is_gone_from_queue(&self) -> bool {
+        !self.is_builder && self.queued == 0 && self.in_kernel == 0
+    }
+}
+
+/// All segments of a send region.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    states: Vec<SegmentState>,
+}
+
+/// A segment counts once, in the leftmost place that is not empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Columns {
+    pub(crate) builder: u32,
+    pub(crate) queued: u32,
+    pub(crate) in_kernel: u32,
+    pub(crate) unacked: u32,
+    pub(crate) free: u32,
+}
+
+impl Segments {
+    pub(crate) fn new(count: u32) -> Self {
+        Self { states: (0..count).map(|_| SegmentState::default()).collect() }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.states.len() as u32
+    }
+
+    pub(crate) fn get(&self, segment: SegmentIndex) -> Option<&SegmentState> {
+        self.states.get(segment.0 as usize)
+    }
+
+    pub(crate) fn get_mut(&mut self, segment: SegmentIndex) -> Option<&mut SegmentState> {
+        self.states.get_mut(segment.0 as usize)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &SegmentState)> {
+        self.states.iter().enumerate().map(|(index, state)| (SegmentIndex(index as u32), state))
+    }
+
+    pub(crate) fn columns(&self) -> Columns {
+        let mut columns = Columns::default();
+        for state in &self.states {
+            let column = match state {
+                SegmentState { is_builder: true, .. } => &mut columns.builder,
+                SegmentState { queued: 1.., .. } => &mut columns.queued,
+                SegmentState { in_kernel: 1.., .. } => &mut columns.in_kernel,
+                SegmentState { unacked: 1.., .. } => &mut columns.unacked,
+                _ => &mut columns.free,
+            };
+            *column += 1;
+        }
+        columns
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Violation> {
+        let columns = self.columns();
+        let Columns { builder, queued, in_kernel, unacked, free } = columns;
+        ensure!(
+            builder + queued + in_kernel + unacked + free == self.len(),
+            "every segment is in one column",
+            "{columns:?} of {}",
+            self.len()
+        );
+        for (index, state) in self.iter() {
+            ensure!(state.is_free() || state.fill > 0, "a segment in use has bytes", "{index}: {state:?}");
+        }
+        Ok(())
+    }
+}

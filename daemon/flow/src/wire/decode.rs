@@ -1,0 +1,379 @@
+//! From bytes to messages, and from a byte stream to frames.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use bytes::Bytes;
+
+use super::error::WireError;
+use super::handshake::{Hello, LinkKind, Role};
+use super::header::{Flags, FrameType, HEADER_BYTES, Header, PROTOCOL_VERSION};
+use super::message::{
+    CATALOG_ENTRIES_MAX, Cancel, CatalogEntry, Limit, Message, OpenChannel, PartitionState, Resume, Stats,
+    TASK_TIMES_MAX, TaskTimes,
+};
+use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy};
+use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
+use crate::ids::{ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use crate::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+
+/// The message of the frame with this header and body. `body` is exactly `header.length` bytes.
+///
+/// # Errors
+/// Whatever in the body or in the header's other fields is not as `docs/protocol.md` says, and a Data frame,
+/// which is no message. [`WireError::scope`] says what the error takes down.
+pub fn decode(header: &Header, body: &[u8]) -> Result<Message, WireError> {
+    header.check_fields()?;
+    let mut fields = Fields { rest: body };
+    let message = decode_body(header, &mut fields)?;
+    match fields.rest.len() {
+        0 => Ok(message),
+        found => Err(WireError::Trailing { frame_type: header.frame_type, found }),
+    }
+}
+
+fn decode_body(header: &Header, body: &mut Fields<'_>) -> Result<Message, WireError> {
+    let Header { flags, channel, backlog, sequence, .. } = *header;
+    Ok(match header.frame_type {
+        FrameType::Hello => Message::Hello { hello: decode_hello(body)?, confirm: flags.has(Flags::CONFIRM) },
+        FrameType::HelloAck => Message::HelloAck { hello: decode_hello(body)? },
+        FrameType::OpenChannel => Message::OpenChannel { channel, open: decode_open(body)? },
+        FrameType::ChannelAccepted => {
+            let incarnation = Incarnation(body.u64("incarnation")?);
+            Message::ChannelAccepted { channel, backlog, sequence, incarnation }
+        }
+        FrameType::ChannelFailed => Message::ChannelFailed { channel, failure: body.failure()? },
+        FrameType::Data => {
+            return Err(WireError::Unexpected { found: FrameType::Data, needed: "a control frame" });
+        }
+        FrameType::Event => {
+            let priority = flags.has(Flags::PRIORITY);
+            Message::Event {
+                channel,
+                backlog,
+                sequence,
+                priority,
+                payload: Bytes::copy_from_slice(body.all()),
+            }
+        }
+        FrameType::Backlog => Message::Backlog { channel, backlog, closed: flags.has(Flags::CLOSED) },
+        FrameType::Limit => Message::Limit { channel, limit: decode_limit(body)? },
+        FrameType::BufferSize => match body.u32("buffer size")? {
+            0 => return Err(WireError::Field { field: "buffer size", found: 0, needed: "at least 1" }),
+            bytes => Message::BufferSize { channel, bytes },
+        },
+        FrameType::Resume => Message::Resume { channel, resume: decode_resume(body)? },
+        FrameType::Cancel => {
+            let (delivered, consumed) = (body.u64("delivered")?, body.u64("consumed")?);
+            Message::Cancel { channel, cancel: Cancel { delivered, consumed, failure: body.failure()? } }
+        }
+        FrameType::EndOfData => Message::EndOfData { channel, backlog, sequence },
+        FrameType::EndAck => Message::EndAck { channel },
+        FrameType::Ping => Message::Ping { token: body.u64("token")? },
+        FrameType::Pong => Message::Pong { token: body.u64("token")? },
+        FrameType::Catalog => Message::Catalog { entries: decode_entries(body)? },
+        FrameType::Stats => Message::Stats { stats: decode_stats(body)? },
+        FrameType::Goodbye => Message::Goodbye { failure: body.failure()? },
+    })
+}
+
+fn decode_hello(body: &mut Fields<'_>) -> Result<Hello, WireError> {
+    let version = body.u16("protocol version")?;
+    // Of another version nothing is known but where its number is.
+    if version != PROTOCOL_VERSION {
+        return Err(WireError::Version { found: version, needed: PROTOCOL_VERSION });
+    }
+    let role = body.u8("role")?;
+    let role = Role::from_wire(role).ok_or(WireError::Field {
+        field: "role",
+        found: u64::from(role),
+        needed: "1 (dialler) or 2 (acceptor)",
+    })?;
+    let kind = body.u8("link kind")?;
+    let kind = LinkKind::from_wire(kind).ok_or(WireError::Field {
+        field: "link kind",
+        found: u64::from(kind),
+        needed: "1 (control) or 2 (data)",
+    })?;
+    Ok(Hello {
+        version,
+        role,
+        kind,
+        local_shard: body.u16("local shard")?,
+        peer_shard: body.u16("peer shard")?,
+        segment_bytes: body.segment_bytes()?,
+        epoch: body.u64("epoch")?,
+        listen_port: body.u16("listen port")?,
+        nonce: body.array("nonce")?,
+        mac: body.array("code")?,
+        node: body.name("node name")?,
+    })
+}
+
+fn decode_open(body: &mut Fields<'_>) -> Result<OpenChannel, WireError> {
+    let producer = ProducerIndex(body.u32("producer")?);
+    let consumer = ConsumerIndex(body.u32("consumer")?);
+    let shape = body.shape()?;
+    let incarnation = Incarnation(body.u64("incarnation")?);
+    let limit = body.u64("limit")?;
+    let event_limit = body.u64("event limit")?;
+    Ok(OpenChannel {
+        exchange: body.name("exchange")?,
+        producer,
+        consumer,
+        shape,
+        incarnation,
+        limit,
+        event_limit,
+    })
+}
+
+fn decode_limit(body: &mut Fields<'_>) -> Result<Limit, WireError> {
+    let limit = Limit {
+        limit: body.u64("limit")?,
+        ack: body.u64("ack")?,
+        consumed: body.u64("consumed")?,
+        event_limit: body.u64("event limit")?,
+        age_us: body.u32("age")?,
+    };
+    body.zero("reserved bytes", 4)?;
+    Ok(limit)
+}
+
+fn decode_resume(body: &mut Fields<'_>) -> Result<Resume, WireError> {
+    Ok(Resume {
+        incarnation: Incarnation(body.u64("incarnation")?),
+        next_sequence: Sequence(body.u64("next sequence")?),
+        opened: body.u64("opened")?,
+        limit: body.u64("limit")?,
+        event_limit: body.u64("event limit")?,
+        consumed: body.u64("consumed")?,
+        open_fill: body.u32("open fill")?,
+    })
+}
+
+fn decode_entries(body: &mut Fields<'_>) -> Result<Vec<CatalogEntry>, WireError> {
+    let count = body.count("catalog entries", CATALOG_ENTRIES_MAX, "at most 512")?;
+    let mut entries = Vec::with_capacity(count);
+    for _ in 0..count {
+        let producer = ProducerIndex(body.u32("producer")?);
+        let shape = body.shape()?;
+        let incarnation = Incarnation(body.u64("incarnation")?);
+        let shard = body.u16("shard")?;
+        let state = body.u8("partition state")?;
+        let state = PartitionState::from_wire(state).ok_or(WireError::Field {
+            field: "partition state",
+            found: u64::from(state),
+            needed: "1 (running), 2 (finished) or 3 (gone)",
+        })?;
+        body.zero("reserved byte", 1)?;
+        entries.push(CatalogEntry {
+            exchange: body.name("exchange")?,
+            producer,
+            shape,
+            shard,
+            incarnation,
+            state,
+        });
+    }
+    Ok(entries)
+}
+
+fn decode_stats(body: &mut Fields<'_>) -> Result<Stats, WireError> {
+    let read_at_ns = body.u64("time of reading")?;
+    let count = body.count("tasks", TASK_TIMES_MAX, "at most 512")?;
+    let mut tasks = Vec::with_capacity(count);
+    for _ in 0..count {
+        let idle_ns = body.u64("idle time")?;
+        let busy_ns = body.u64("busy time")?;
+        let soft_ns = body.u64("soft time")?;
+        let hard_ns = body.u64("hard time")?;
+        tasks.push(TaskTimes { task: body.name("task")?, idle_ns, busy_ns, soft_ns, hard_ns });
+    }
+    Ok(Stats { read_at_ns, tasks })
+}
+
+/// What of a body is not read yet. Every read checks that the bytes are there.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, field: &'static str, count: usize) -> Result<&'a [u8], WireError> {
+        let Some((taken, rest)) = self.rest.split_at_checked(count) else {
+            return Err(WireError::Truncated { field, found: self.rest.len(), needed: count });
+        };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
+        let Some((taken, rest)) = self.rest.split_first_chunk::<N>() else {
+            return Err(WireError::Truncated { field, found: self.rest.len(), needed: N });
+        };
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn all(&mut self) -> &'a [u8] {
+        core::mem::take(&mut self.rest)
+    }
+
+    fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {
+        self.array(field).map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self, field: &'static str) -> Result<u16, WireError> {
+        self.array(field).map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, WireError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, field: &'static str) -> Result<u64, WireError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    /// A number of things that follow, bounded before anything is allocated for them.
+    fn count(&mut self, field: &'static str, max: usize, needed: &'static str) -> Result<usize, WireError> {
+        let count = self.u16(field)?;
+        if usize::from(count) > max {
+            return Err(WireError::Field { field, found: u64::from(count), needed });
+        }
+        Ok(usize::from(count))
+    }
+
+    /// `count` reserved bytes, all 0.
+    fn zero(&mut self, field: &'static str, count: usize) -> Result<(), WireError> {
+        match self.bytes(field, count)?.iter().find(|byte| **byte != 0) {
+            Some(byte) => Err(WireError::Field { field, found: u64::from(*byte), needed: "0" }),
+            None => Ok(()),
+        }
+    }
+
+    fn name(&mut self, field: &'static str) -> Result<Name, WireError> {
+        let length = self.u8(field)?;
+        let text = self.bytes(field, usize::from(length))?;
+        let text = core::str::from_utf8(text).map_err(|_| WireError::Text { field })?;
+        text.parse().map_err(|error| WireError::Name { field, error })
+    }
+
+    fn failure(&mut self) -> Result<Failure, WireError> {
+        let code = self.u16("failure code")?;
+        let code = FailureCode::from_wire(code).ok_or(WireError::Field {
+            field: "failure code",
+            found: u64::from(code),
+            needed: "a known code",
+        })?;
+        let length = self.count("length of the failure text", FAILURE_TEXT_BYTES_MAX, "at most 512")?;
+        let text = self.bytes("failure text", length)?;
+        let text = core::str::from_utf8(text).map_err(|_| WireError::Text { field: "failure text" })?;
+        // The text ends on somebody's terminal: a peer must not be able to write lines or escapes there.
+        let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        Ok(Failure::new(code, text))
+    }
+
+    fn segment_bytes(&mut self) -> Result<u32, WireError> {
+        let found = self.u32("segment size")?;
+        if found.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&found) {
+            return Ok(found);
+        }
+        let needed = "a power of two from 4096 to 1048576";
+        Err(WireError::Field { field: "segment size", found: u64::from(found), needed })
+    }
+
+    fn parallelism(&mut self, field: &'static str) -> Result<u32, WireError> {
+        let found = self.u32(field)?;
+        if (1..=PARALLELISM_MAX).contains(&found) {
+            return Ok(found);
+        }
+        Err(WireError::Field { field, found: u64::from(found), needed: "1 to 4096" })
+    }
+
+    fn shape(&mut self) -> Result<Shape, WireError> {
+        let producers = self.parallelism("producers")?;
+        let consumers = self.parallelism("consumers")?;
+        let segment_bytes = self.segment_bytes()?;
+        let strategy = self.u8("strategy")?;
+        let strategy = Strategy::from_wire(strategy).ok_or(WireError::Field {
+            field: "strategy",
+            found: u64::from(strategy),
+            needed: "1 (forward), 2 (rebalance) or 3 (hash)",
+        })?;
+        let checksum = match self.u8("checksum")? {
+            0 => false,
+            1 => true,
+            found => {
+                return Err(WireError::Field {
+                    field: "checksum",
+                    found: u64::from(found),
+                    needed: "0 or 1",
+                });
+            }
+        };
+        self.zero("reserved bytes", 2)?;
+        Ok(Shape { producers, consumers, strategy, segment_bytes, checksum })
+    }
+}
+
+/// Finds the frames in a byte stream that carries no data frames: handshakes and control links.
+///
+/// It holds at most one incomplete frame and what was pushed with it, so with bounded pushes its memory is
+/// bounded by `body_bytes_max`.
+#[derive(Debug)]
+pub struct FrameReader {
+    body_bytes_max: u32,
+    bytes: Vec<u8>,
+    /// How many of `bytes` were given out already.
+    taken: usize,
+}
+
+impl FrameReader {
+    /// A reader that refuses bodies over `body_bytes_max` (beside the bound of each type).
+    #[must_use]
+    pub const fn new(body_bytes_max: u32) -> Self {
+        Self { body_bytes_max, bytes: Vec::new(), taken: 0 }
+    }
+
+    /// Appends what was read from the stream.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken.min(self.bytes.len()));
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next complete frame, or `None` until more bytes were pushed.
+    ///
+    /// # Errors
+    /// The frame is not well formed. On a stream without channels that ends the stream: nothing may be polled
+    /// after it.
+    pub fn poll_message(&mut self) -> Result<Option<Message>, WireError> {
+        let rest = self.bytes.get(self.taken..).unwrap_or_default();
+        let Some((head, behind)) = rest.split_first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let header = Header::decode(head, 0)?;
+        if header.frame_type == FrameType::Data {
+            return Err(WireError::Unexpected { found: FrameType::Data, needed: "a control frame" });
+        }
+        if header.length > self.body_bytes_max {
+            let (frame_type, found, max) = (header.frame_type, header.length, self.body_bytes_max);
+            return Err(WireError::Length { frame_type, found, min: frame_type.body_bytes().min, max });
+        }
+        let length = usize::try_from(header.length).unwrap_or(usize::MAX);
+        let Some(body) = behind.get(..length) else {
+            return Ok(None);
+        };
+        let message = decode(&header, body)?;
+        self.taken = self.taken.saturating_add(HEADER_BYTES).saturating_add(length);
+        Ok(Some(message))
+    }
+
+    /// What was pushed and is not part of a frame given out: on a data link, the first bytes of its channels.
+    #[must_use]
+    pub fn into_rest(mut self) -> Vec<u8> {
+        self.bytes.drain(..self.taken.min(self.bytes.len()));
+        self.bytes
+    }
+}

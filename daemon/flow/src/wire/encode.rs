@@ -1,0 +1,189 @@
+//! From messages to bytes.
+
+use alloc::vec::Vec;
+
+use super::handshake::Hello;
+use super::header::{Flags, HEADER_BYTES, Header};
+use super::message::{Cancel, CatalogEntry, Limit, Message, OpenChannel, Resume, Stats};
+use crate::exchange::{Name, Shape};
+use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure};
+
+/// Appends the frame of `message` to `out`.
+///
+/// The caller keeps payloads and entry counts within their bounds ([`super::EVENT_BYTES_MAX`],
+/// [`super::CATALOG_ENTRIES_MAX`], [`super::TASK_TIMES_MAX`]); the peer refuses a frame that is over them. A
+/// failure's text is cut to its bound.
+pub fn encode(message: &Message, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    let mut header = Header::new(message.frame_type());
+    encode_fields(message, &mut header);
+    encode_body(message, out);
+    let body_bytes = out.len().saturating_sub(start).saturating_sub(HEADER_BYTES);
+    header.length = u32::try_from(body_bytes).unwrap_or(u32::MAX);
+    if let Some(place) = out.get_mut(start..).and_then(|frame| frame.first_chunk_mut::<HEADER_BYTES>()) {
+        *place = header.encode();
+    }
+}
+
+/// What of a message is in the header.
+fn encode_fields(message: &Message, header: &mut Header) {
+    match message {
+        Message::Hello { confirm, .. } => header.flags = Flags::CONFIRM.when(*confirm),
+        Message::OpenChannel { channel, .. }
+        | Message::ChannelFailed { channel, .. }
+        | Message::Limit { channel, .. }
+        | Message::BufferSize { channel, .. }
+        | Message::Resume { channel, .. }
+        | Message::Cancel { channel, .. }
+        | Message::EndAck { channel } => header.channel = *channel,
+        Message::ChannelAccepted { channel, backlog, sequence, .. }
+        | Message::EndOfData { channel, backlog, sequence } => {
+            (header.channel, header.backlog, header.sequence) = (*channel, *backlog, *sequence);
+        }
+        Message::Event { channel, backlog, sequence, priority, .. } => {
+            (header.channel, header.backlog, header.sequence) = (*channel, *backlog, *sequence);
+            header.flags = Flags::PRIORITY.when(*priority);
+        }
+        Message::Backlog { channel, backlog, closed } => {
+            (header.channel, header.backlog) = (*channel, *backlog);
+            header.flags = Flags::CLOSED.when(*closed);
+        }
+        Message::HelloAck { .. }
+        | Message::Ping { .. }
+        | Message::Pong { .. }
+        | Message::Catalog { .. }
+        | Message::Stats { .. }
+        | Message::Goodbye { .. } => {}
+    }
+}
+
+/// What of a message is behind the header.
+fn encode_body(message: &Message, out: &mut Vec<u8>) {
+    match message {
+        Message::Hello { hello, .. } | Message::HelloAck { hello } => encode_hello(hello, out),
+        Message::OpenChannel { open, .. } => encode_open(open, out),
+        Message::ChannelAccepted { incarnation, .. } => put_u64(out, incarnation.0),
+        Message::ChannelFailed { failure, .. } | Message::Goodbye { failure } => put_failure(out, failure),
+        Message::Event { payload, .. } => out.extend_from_slice(payload),
+        Message::Limit { limit, .. } => encode_limit(limit, out),
+        Message::BufferSize { bytes, .. } => put_u32(out, *bytes),
+        Message::Resume { resume, .. } => encode_resume(resume, out),
+        Message::Cancel { cancel, .. } => encode_cancel(cancel, out),
+        Message::Ping { token } | Message::Pong { token } => put_u64(out, *token),
+        Message::Catalog { entries } => {
+            put_count(out, entries.len());
+            for entry in entries {
+                encode_entry(entry, out);
+            }
+        }
+        Message::Stats { stats } => encode_stats(stats, out),
+        Message::Backlog { .. } | Message::EndOfData { .. } | Message::EndAck { .. } => {}
+    }
+}
+
+fn encode_hello(hello: &Hello, out: &mut Vec<u8>) {
+    put_u16(out, hello.version);
+    out.extend_from_slice(&[hello.role as u8, hello.kind as u8]);
+    put_u16(out, hello.local_shard);
+    put_u16(out, hello.peer_shard);
+    put_u32(out, hello.segment_bytes);
+    put_u64(out, hello.epoch);
+    put_u16(out, hello.listen_port);
+    out.extend_from_slice(&hello.nonce);
+    out.extend_from_slice(&hello.mac);
+    put_name(out, &hello.node);
+}
+
+fn encode_open(open: &OpenChannel, out: &mut Vec<u8>) {
+    put_u32(out, open.producer.0);
+    put_u32(out, open.consumer.0);
+    put_shape(out, &open.shape);
+    put_u64(out, open.incarnation.0);
+    put_u64(out, open.limit);
+    put_u64(out, open.event_limit);
+    put_name(out, &open.exchange);
+}
+
+fn encode_limit(limit: &Limit, out: &mut Vec<u8>) {
+    put_u64(out, limit.limit);
+    put_u64(out, limit.ack);
+    put_u64(out, limit.consumed);
+    put_u64(out, limit.event_limit);
+    put_u32(out, limit.age_us);
+    put_u32(out, 0);
+}
+
+fn encode_resume(resume: &Resume, out: &mut Vec<u8>) {
+    put_u64(out, resume.incarnation.0);
+    put_u64(out, resume.next_sequence.0);
+    put_u64(out, resume.opened);
+    put_u64(out, resume.limit);
+    put_u64(out, resume.event_limit);
+    put_u64(out, resume.consumed);
+    put_u32(out, resume.open_fill);
+}
+
+fn encode_cancel(cancel: &Cancel, out: &mut Vec<u8>) {
+    put_u64(out, cancel.delivered);
+    put_u64(out, cancel.consumed);
+    put_failure(out, &cancel.failure);
+}
+
+fn encode_entry(entry: &CatalogEntry, out: &mut Vec<u8>) {
+    put_u32(out, entry.producer.0);
+    put_shape(out, &entry.shape);
+    put_u64(out, entry.incarnation.0);
+    put_u16(out, entry.shard);
+    out.extend_from_slice(&[entry.state as u8, 0]);
+    put_name(out, &entry.exchange);
+}
+
+fn encode_stats(stats: &Stats, out: &mut Vec<u8>) {
+    put_u64(out, stats.read_at_ns);
+    put_count(out, stats.tasks.len());
+    for times in &stats.tasks {
+        for ns in [times.idle_ns, times.busy_ns, times.soft_ns, times.hard_ns] {
+            put_u64(out, ns);
+        }
+        put_name(out, &times.task);
+    }
+}
+
+/// 16 bytes: parallelism of both sides, segment size, strategy, checksum, 2 reserved.
+fn put_shape(out: &mut Vec<u8>, shape: &Shape) {
+    put_u32(out, shape.producers);
+    put_u32(out, shape.consumers);
+    put_u32(out, shape.segment_bytes);
+    out.extend_from_slice(&[shape.strategy as u8, u8::from(shape.checksum), 0, 0]);
+}
+
+fn put_failure(out: &mut Vec<u8>, failure: &Failure) {
+    let end = failure.text.floor_char_boundary(FAILURE_TEXT_BYTES_MAX);
+    let text = failure.text.get(..end).unwrap_or("");
+    put_u16(out, failure.code as u16);
+    put_count(out, text.len());
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn put_name(out: &mut Vec<u8>, name: &Name) {
+    // A name has at most 64 bytes.
+    out.push(u8::try_from(name.as_str().len()).unwrap_or(u8::MAX));
+    out.extend_from_slice(name.as_str().as_bytes());
+}
+
+fn put_count(out: &mut Vec<u8>, count: usize) {
+    put_u16(out, u16::try_from(count).unwrap_or(u16::MAX));
+}
+
+fn put_u16(out: &mut Vec<u8>, number: u16) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_u32(out: &mut Vec<u8>, number: u32) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_u64(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&number.to_le_bytes());
+}

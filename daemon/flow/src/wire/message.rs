@@ -1,0 +1,306 @@
+//! Every control frame as an owned value.
+
+use alloc::vec::Vec;
+
+use bytes::Bytes;
+
+use super::handshake::Hello;
+use super::header::FrameType;
+use crate::exchange::{Name, Shape};
+use crate::failure::Failure;
+use crate::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+
+/// Most entries of one Catalog frame. A longer catalog is sent as several frames.
+pub const CATALOG_ENTRIES_MAX: usize = 512;
+
+/// Most tasks of one Stats frame. More tasks are sent as several frames.
+pub const TASK_TIMES_MAX: usize = 512;
+
+/// A frame that is not data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// First and third message of a handshake.
+    Hello {
+        /// Who the dialler is.
+        hello: Hello,
+        /// Whether this is the third message, with the dialler's code.
+        confirm: bool,
+    },
+    /// Second message of a handshake: who the acceptor is, with its code.
+    HelloAck {
+        /// Who the acceptor is.
+        hello: Hello,
+    },
+    /// A consumer asks for a subpartition.
+    OpenChannel {
+        /// The index that the consumer's end gives the channel on this link.
+        channel: ChannelIndex,
+        /// What it asks for.
+        open: OpenChannel,
+    },
+    /// The producer's node serves the channel.
+    ChannelAccepted {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Receive segments that the queue would open.
+        backlog: u32,
+        /// Sequence number of the first frame that will follow.
+        sequence: Sequence,
+        /// The partition's life.
+        incarnation: Incarnation,
+    },
+    /// The producer's node does not serve the channel (any more).
+    ChannelFailed {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Why.
+        failure: Failure,
+    },
+    /// A message beside the data.
+    Event {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Receive segments that the queue would still open.
+        backlog: u32,
+        /// Its position in the channel.
+        sequence: Sequence,
+        /// Whether it overtakes queued data.
+        priority: bool,
+        /// At most [`super::EVENT_BYTES_MAX`] bytes.
+        payload: Bytes,
+    },
+    /// The backlog, when no data can say it.
+    Backlog {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Receive segments that the queue would still open.
+        backlog: u32,
+        /// Whether the open receive segment is given up.
+        closed: bool,
+    },
+    /// How much the sender may send, and what has arrived and was consumed.
+    Limit {
+        /// The channel.
+        channel: ChannelIndex,
+        /// The numbers, all of them absolute.
+        limit: Limit,
+    },
+    /// How full the consumer wants buffers to be.
+    BufferSize {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Bytes of a buffer, at least 1.
+        bytes: u32,
+    },
+    /// Where a channel goes on after its link was replaced.
+    Resume {
+        /// The channel.
+        channel: ChannelIndex,
+        /// What the consumer's end has.
+        resume: Resume,
+    },
+    /// The consumer is gone, or does not want the channel any more.
+    Cancel {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Why, and how far it came.
+        cancel: Cancel,
+    },
+    /// The producer has sent everything.
+    EndOfData {
+        /// The channel.
+        channel: ChannelIndex,
+        /// Receive segments that the queue would still open: 0 unless something is wrong.
+        backlog: u32,
+        /// Its position in the channel, which is its last.
+        sequence: Sequence,
+    },
+    /// The consumer's node has everything, with the end of data.
+    EndAck {
+        /// The channel.
+        channel: ChannelIndex,
+    },
+    /// Asks for a Pong.
+    Ping {
+        /// Anything; comes back.
+        token: u64,
+    },
+    /// Answers a Ping.
+    Pong {
+        /// The token of the Ping.
+        token: u64,
+    },
+    /// Partitions of the sending node that came, changed or went since its last Catalog on this link.
+    Catalog {
+        /// At most [`CATALOG_ENTRIES_MAX`].
+        entries: Vec<CatalogEntry>,
+    },
+    /// Times of the sending node's tasks.
+    Stats {
+        /// The times.
+        stats: Stats,
+    },
+    /// The sender will close the link, at once or when the channels on it have ended.
+    Goodbye {
+        /// Why.
+        failure: Failure,
+    },
+}
+
+impl Message {
+    /// The type of the frame.
+    #[must_use]
+    pub const fn frame_type(&self) -> FrameType {
+        match self {
+            Self::Hello { .. } => FrameType::Hello,
+            Self::HelloAck { .. } => FrameType::HelloAck,
+            Self::OpenChannel { .. } => FrameType::OpenChannel,
+            Self::ChannelAccepted { .. } => FrameType::ChannelAccepted,
+            Self::ChannelFailed { .. } => FrameType::ChannelFailed,
+            Self::Event { .. } => FrameType::Event,
+            Self::Backlog { .. } => FrameType::Backlog,
+            Self::Limit { .. } => FrameType::Limit,
+            Self::BufferSize { .. } => FrameType::BufferSize,
+            Self::Resume { .. } => FrameType::Resume,
+            Self::Cancel { .. } => FrameType::Cancel,
+            Self::EndOfData { .. } => FrameType::EndOfData,
+            Self::EndAck { .. } => FrameType::EndAck,
+            Self::Ping { .. } => FrameType::Ping,
+            Self::Pong { .. } => FrameType::Pong,
+            Self::Catalog { .. } => FrameType::Catalog,
+            Self::Stats { .. } => FrameType::Stats,
+            Self::Goodbye { .. } => FrameType::Goodbye,
+        }
+    }
+}
+
+/// What a consumer asks for, and what it believes of the exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenChannel {
+    /// The exchange.
+    pub exchange: Name,
+    /// Which producer's partition.
+    pub producer: ProducerIndex,
+    /// Which consumer asks.
+    pub consumer: ConsumerIndex,
+    /// What the producer must have stated alike.
+    pub shape: Shape,
+    /// The life of the partition that is meant, or 0 for whichever there is.
+    pub incarnation: Incarnation,
+    /// Receive segments that may be opened from the start.
+    pub limit: u64,
+    /// Events that may be sent from the start.
+    pub event_limit: u64,
+}
+
+/// What the receiver of a channel grants and has. Every number is absolute, so that a late or repeated frame does
+/// no harm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Receive segments that the sender may have opened, since the channel began.
+    pub limit: u64,
+    /// Sequence number expected next: every frame before it is in the consumer's receive region.
+    pub ack: u64,
+    /// Bytes that the application has given back, since the channel began.
+    pub consumed: u64,
+    /// Events that the sender may have sent, since the channel began.
+    pub event_limit: u64,
+    /// How long the oldest give-back in this frame has waited, in microseconds.
+    pub age_us: u32,
+}
+
+/// What the receiver of a channel has when its link was replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// The life of the partition that the channel belongs to.
+    pub incarnation: Incarnation,
+    /// Sequence number expected next.
+    pub next_sequence: Sequence,
+    /// Receive segments opened since the channel began.
+    pub opened: u64,
+    /// Bytes of complete frames in the open receive segment.
+    pub open_fill: u32,
+    /// As in [`Limit`].
+    pub limit: u64,
+    /// As in [`Limit`].
+    pub event_limit: u64,
+    /// As in [`Limit`].
+    pub consumed: u64,
+}
+
+/// Why a consumer's end gives a channel up, and how far it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancel {
+    /// Bytes that were handed to the application.
+    pub delivered: u64,
+    /// Bytes that the application gave back.
+    pub consumed: u64,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// How far a partition in the catalog has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum PartitionState {
+    /// Its producer is attached.
+    Running = 1,
+    /// Its producer has finished; it can be consumed until every consumer has acked the end.
+    Finished = 2,
+    /// It is gone.
+    Gone = 3,
+}
+
+impl PartitionState {
+    /// The state with this wire number.
+    #[must_use]
+    pub const fn from_wire(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Running),
+            2 => Some(Self::Finished),
+            3 => Some(Self::Gone),
+            _ => None,
+        }
+    }
+}
+
+/// One partition of the node that sends the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogEntry {
+    /// The exchange.
+    pub exchange: Name,
+    /// Which producer.
+    pub producer: ProducerIndex,
+    /// What the producer stated.
+    pub shape: Shape,
+    /// The shard that the producer is attached to.
+    pub shard: u16,
+    /// The producer's life.
+    pub incarnation: Incarnation,
+    /// How far it has come.
+    pub state: PartitionState,
+}
+
+/// Times of the sending node's tasks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// The moment of reading, in nanoseconds of the sender's monotonic clock.
+    pub read_at_ns: u64,
+    /// At most [`TASK_TIMES_MAX`].
+    pub tasks: Vec<TaskTimes>,
+}
+
+/// Nanoseconds that one task has spent in each state since it began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskTimes {
+    /// The task.
+    pub task: Name,
+    /// Waiting for input.
+    pub idle_ns: u64,
+    /// Working.
+    pub busy_ns: u64,
+    /// Waiting for output, still able to react.
+    pub soft_ns: u64,
+    /// Waiting for output, blocked.
+    pub hard_ns: u64,
+}

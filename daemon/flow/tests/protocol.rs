@@ -1,0 +1,478 @@
+//! `docs/protocol.md` says what the code does. Every table of the page is read and compared, field by field: the
+//! bytes that the codec writes for a known message are looked for at the place that the page names.
+
+use std::collections::BTreeMap;
+
+use weir_flow::exchange::{NAME_BYTES_MAX, PARALLELISM_MAX, STRATEGIES, Shape, Strategy};
+use weir_flow::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
+use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_flow::wire::{
+    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, EVENT_BYTES_MAX, Flags, FrameType,
+    HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionState,
+    Resume, Role, Stats, TASK_TIMES_MAX, TaskTimes, encode,
+};
+
+const PAGE: &str = include_str!("../../../docs/protocol.md");
+
+/// The cells of every row of the table behind this mark.
+fn table(mark: &str) -> Vec<Vec<String>> {
+    let mark = format!("<!-- {mark} -->\n");
+    let (_, behind) = PAGE.split_once(&mark).unwrap_or_else(|| panic!("the page has no {mark}"));
+    assert!(!behind.contains(&mark), "{mark} is there twice");
+    let rows = behind.lines().take_while(|line| line.starts_with('|'));
+    let cells = |row: &str| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+    rows.skip(2).map(cells).collect()
+}
+
+fn number(cell: &str) -> u64 {
+    cell.parse().unwrap_or_else(|_| panic!("{cell:?} is no number"))
+}
+
+/// A field of a body: its name in the page, and the bytes that the code must have written for it.
+type Field = (&'static str, Vec<u8>);
+
+fn field(name: &'static str, bytes: impl AsRef<[u8]>) -> Field {
+    (name, bytes.as_ref().to_vec())
+}
+
+/// The page's fields are exactly these, in this order, without gaps, and `body` has these bytes at their places.
+fn compare(mark: &str, body: &[u8], fields: &[Field]) {
+    let rows = table(&format!("body: {mark}"));
+    let names: Vec<&str> = rows.iter().map(|row| row[1].as_str()).collect();
+    let needed: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, needed, "fields of {mark}");
+    let mut end = 0;
+    for (row, (name, bytes)) in rows.iter().zip(fields) {
+        let offset = usize::try_from(number(&row[0])).unwrap();
+        assert_eq!(offset, end, "offset of {name} in {mark}");
+        match row[2].split_once("..") {
+            Some((min, max)) => {
+                let length = bytes.len() as u64;
+                assert!((number(min)..=number(max)).contains(&length), "length of {name} in {mark}");
+            }
+            None => assert_eq!(number(&row[2]), bytes.len() as u64, "size of {name} in {mark}"),
+        }
+        end = offset + bytes.len();
+        assert_eq!(body.get(offset..end), Some(bytes.as_slice()), "bytes of {name} in {mark}");
+    }
+    assert_eq!(end, body.len(), "length of {mark}");
+}
+
+/// Shortest and longest body that the page's fields of `mark` can make.
+fn bounds(mark: &str) -> (u64, u64) {
+    table(&format!("body: {mark}")).iter().fold((0, 0), |(least, most), row| match row[2].split_once("..") {
+        Some((min, max)) => (least + number(min), most + number(max)),
+        None => (least + number(&row[2]), most + number(&row[2])),
+    })
+}
+
+fn body_of(message: &Message) -> Vec<u8> {
+    let mut frame = Vec::new();
+    encode(message, &mut frame);
+    frame.split_off(HEADER_BYTES)
+}
+
+const CHANNEL: ChannelIndex = ChannelIndex(0x0403_0201);
+
+fn shape() -> Shape {
+    Shape {
+        producers: 0x0201,
+        consumers: 0x0403,
+        strategy: Strategy::Hash,
+        segment_bytes: 1 << 16,
+        checksum: true,
+    }
+}
+
+fn shape_fields() -> [Field; 6] {
+    [
+        field("producers", 0x0201_u32.to_le_bytes()),
+        field("consumers", 0x0403_u32.to_le_bytes()),
+        field("segment bytes", (1_u32 << 16).to_le_bytes()),
+        field("strategy", [3]),
+        field("checksum", [1]),
+        field("reserved", [0; 2]),
+    ]
+}
+
+fn failure() -> Failure {
+    Failure::new(FailureCode::Mismatch, "why")
+}
+
+fn failure_fields() -> [Field; 3] {
+    [field("code", [7, 0]), field("text bytes", [3, 0]), field("text", "why")]
+}
+
+fn hello() -> Hello {
+    Hello {
+        version: PROTOCOL_VERSION,
+        role: Role::Acceptor,
+        kind: LinkKind::Data,
+        local_shard: 0x1211,
+        peer_shard: 0x1413,
+        segment_bytes: 1 << 16,
+        epoch: 0x2827_2625_2423_2221,
+        listen_port: 0x3231,
+        nonce: core::array::from_fn(|at| at as u8 + 1),
+        mac: core::array::from_fn(|at| at as u8 + 101),
+        node: "node-7".parse().unwrap(),
+    }
+}
+
+#[test]
+fn the_types_are_those_of_the_page() {
+    let rows = table("types");
+    assert_eq!(rows.len(), FrameType::ALL.len());
+    for (row, frame_type) in rows.iter().zip(FrameType::ALL) {
+        let flags: Vec<&str> = Flags::ALL
+            .iter()
+            .filter(|(flag, _)| frame_type.flags().has(*flag))
+            .map(|(_, name)| *name)
+            .collect();
+        let used = frame_type.fields();
+        let fields: Vec<&str> = [
+            ("channel", used.channel),
+            ("backlog", used.backlog),
+            ("sequence", used.sequence),
+            ("records", used.records),
+        ]
+        .into_iter()
+        .filter_map(|(name, is_used)| is_used.then_some(name))
+        .collect();
+        let bytes = frame_type.body_bytes();
+        let needed = [
+            (*frame_type as u8).to_string(),
+            frame_type.as_str().to_owned(),
+            frame_type.direction().as_str().to_owned(),
+            flags.join(" "),
+            fields.join(" "),
+            bytes.min.to_string(),
+            bytes.max.to_string(),
+        ];
+        assert_eq!(*row, needed);
+        assert_eq!(FrameType::from_wire(*frame_type as u8), Some(*frame_type));
+        assert_eq!(frame_type.is_channel(), used.channel, "channel of {frame_type}");
+    }
+}
+
+#[test]
+fn the_flags_are_those_of_the_page() {
+    let needed: Vec<Vec<String>> = Flags::ALL
+        .iter()
+        .map(|(flag, name)| {
+            let on: Vec<&str> =
+                FrameType::ALL.iter().filter(|t| t.flags().has(*flag)).map(|t| t.as_str()).collect();
+            vec![flag.0.to_string(), (*name).to_owned(), on.join(" ")]
+        })
+        .collect();
+    let found: Vec<Vec<String>> = table("flags").into_iter().map(|row| row[..3].to_vec()).collect();
+    assert_eq!(found, needed);
+}
+
+#[test]
+fn the_limits_are_those_of_the_page() {
+    let needed: BTreeMap<&str, u64> = [
+        ("PROTOCOL_VERSION", u64::from(PROTOCOL_VERSION)),
+        ("HEADER_BYTES", HEADER_BYTES as u64),
+        ("EVENT_BYTES_MAX", u64::from(EVENT_BYTES_MAX)),
+        ("CONTROL_BYTES_MAX", u64::from(CONTROL_BYTES_MAX)),
+        ("SEGMENT_BYTES_MIN", u64::from(SEGMENT_BYTES_MIN)),
+        ("SEGMENT_BYTES_MAX", u64::from(SEGMENT_BYTES_MAX)),
+        ("NAME_BYTES_MAX", NAME_BYTES_MAX as u64),
+        ("PARALLELISM_MAX", u64::from(PARALLELISM_MAX)),
+        ("FAILURE_TEXT_BYTES_MAX", FAILURE_TEXT_BYTES_MAX as u64),
+        ("CATALOG_ENTRIES_MAX", CATALOG_ENTRIES_MAX as u64),
+        ("TASK_TIMES_MAX", TASK_TIMES_MAX as u64),
+        ("LINK_CHANNELS_MAX", u64::from(weir_flow::link::LINK_CHANNELS_MAX)),
+        ("PEER_PARTITIONS_MAX", weir_flow::catalog::PEER_PARTITIONS_MAX as u64),
+    ]
+    .into();
+    let rows = table("limits");
+    let found: BTreeMap<&str, u64> = rows.iter().map(|row| (row[0].as_str(), number(&row[1]))).collect();
+    assert_eq!(found, needed);
+}
+
+#[test]
+fn the_failure_codes_are_those_of_the_page() {
+    let needed: Vec<Vec<String>> = FailureCode::ALL
+        .iter()
+        .map(|code| vec![(*code as u16).to_string(), code.as_str().to_owned()])
+        .collect();
+    assert_eq!(table("codes"), needed);
+}
+
+#[test]
+fn the_header_is_that_of_the_page() {
+    let header = Header {
+        length: 0x0000_0302,
+        frame_type: FrameType::Data,
+        flags: Flags::OPEN,
+        channel: CHANNEL,
+        backlog: 0x1413_1211,
+        sequence: Sequence(0x2827_2625_2423_2221),
+        records: 0x3433_3231,
+    };
+    let bytes = header.encode();
+    let checksum = weir_flow::checksum::crc32c(&bytes[..28]);
+    let fields = [
+        field("length", header.length.to_le_bytes()),
+        field("type", [6]),
+        field("flags", [1]),
+        field("reserved", [0; 2]),
+        field("channel", CHANNEL.0.to_le_bytes()),
+        field("backlog", header.backlog.to_le_bytes()),
+        field("sequence", header.sequence.0.to_le_bytes()),
+        field("records", header.records.to_le_bytes()),
+        field("checksum", checksum.to_le_bytes()),
+    ];
+    compare("Header", &bytes, &fields);
+}
+
+#[test]
+fn the_bodies_of_a_handshake_are_those_of_the_page() {
+    let hello = hello();
+    let fields = [
+        field("version", PROTOCOL_VERSION.to_le_bytes()),
+        field("role", [2]),
+        field("kind", [2]),
+        field("local shard", hello.local_shard.to_le_bytes()),
+        field("peer shard", hello.peer_shard.to_le_bytes()),
+        field("segment bytes", hello.segment_bytes.to_le_bytes()),
+        field("epoch", hello.epoch.to_le_bytes()),
+        field("listen port", hello.listen_port.to_le_bytes()),
+        field("nonce", hello.nonce),
+        field("code", hello.mac),
+        field("name bytes", [6]),
+        field("name", "node-7"),
+    ];
+    compare("Hello", &body_of(&Message::HelloAck { hello: hello.clone() }), &fields);
+    compare("Hello", &body_of(&Message::Hello { hello, confirm: true }), &fields);
+}
+
+#[test]
+fn the_bodies_that_open_and_end_a_channel_are_those_of_the_page() {
+    let open = OpenChannel {
+        exchange: "words".parse().unwrap(),
+        producer: ProducerIndex(0x0403_0201),
+        consumer: ConsumerIndex(0x1413_1211),
+        shape: shape(),
+        incarnation: Incarnation(0x2827_2625_2423_2221),
+        limit: 0x3837_3635_3433_3231,
+        event_limit: 0x4847_4645_4443_4241,
+    };
+    let mut fields = vec![
+        field("producer", open.producer.0.to_le_bytes()),
+        field("consumer", open.consumer.0.to_le_bytes()),
+    ];
+    fields.extend(shape_fields());
+    fields.extend([
+        field("incarnation", open.incarnation.0.to_le_bytes()),
+        field("limit", open.limit.to_le_bytes()),
+        field("event limit", open.event_limit.to_le_bytes()),
+        field("name bytes", [5]),
+        field("exchange", "words"),
+    ]);
+    compare("OpenChannel", &body_of(&Message::OpenChannel { channel: CHANNEL, open }), &fields);
+
+    let incarnation = Incarnation(0x2827_2625_2423_2221);
+    let accepted =
+        Message::ChannelAccepted { channel: CHANNEL, backlog: 1, sequence: Sequence(2), incarnation };
+    compare("ChannelAccepted", &body_of(&accepted), &[field("incarnation", incarnation.0.to_le_bytes())]);
+
+    let failed = Message::ChannelFailed { channel: CHANNEL, failure: failure() };
+    compare("ChannelFailed", &body_of(&failed), &failure_fields());
+    compare("Goodbye", &body_of(&Message::Goodbye { failure: failure() }), &failure_fields());
+
+    let cancel =
+        Cancel { delivered: 0x0807_0605_0403_0201, consumed: 0x1817_1615_1413_1211, failure: failure() };
+    let mut fields = vec![
+        field("delivered", cancel.delivered.to_le_bytes()),
+        field("consumed", cancel.consumed.to_le_bytes()),
+    ];
+    fields.extend(failure_fields());
+    compare("Cancel", &body_of(&Message::Cancel { channel: CHANNEL, cancel }), &fields);
+}
+
+#[test]
+fn the_bodies_of_flow_control_are_those_of_the_page() {
+    let limit = Limit {
+        limit: 0x0807_0605_0403_0201,
+        ack: 0x1817_1615_1413_1211,
+        consumed: 0x2827_2625_2423_2221,
+        event_limit: 0x3837_3635_3433_3231,
+        age_us: 0x4443_4241,
+    };
+    let fields = [
+        field("limit", limit.limit.to_le_bytes()),
+        field("ack", limit.ack.to_le_bytes()),
+        field("consumed", limit.consumed.to_le_bytes()),
+        field("event limit", limit.event_limit.to_le_bytes()),
+        field("age us", limit.age_us.to_le_bytes()),
+        field("reserved", [0; 4]),
+    ];
+    compare("Limit", &body_of(&Message::Limit { channel: CHANNEL, limit }), &fields);
+
+    let size = Message::BufferSize { channel: CHANNEL, bytes: 0x0403_0201 };
+    compare("BufferSize", &body_of(&size), &[field("bytes", 0x0403_0201_u32.to_le_bytes())]);
+
+    let resume = Resume {
+        incarnation: Incarnation(0x0807_0605_0403_0201),
+        next_sequence: Sequence(0x1817_1615_1413_1211),
+        opened: 0x2827_2625_2423_2221,
+        open_fill: 0x6463_6261,
+        limit: 0x3837_3635_3433_3231,
+        event_limit: 0x4847_4645_4443_4241,
+        consumed: 0x5857_5655_5453_5251,
+    };
+    let fields = [
+        field("incarnation", resume.incarnation.0.to_le_bytes()),
+        field("next sequence", resume.next_sequence.0.to_le_bytes()),
+        field("opened", resume.opened.to_le_bytes()),
+        field("limit", resume.limit.to_le_bytes()),
+        field("event limit", resume.event_limit.to_le_bytes()),
+        field("consumed", resume.consumed.to_le_bytes()),
+        field("open fill", resume.open_fill.to_le_bytes()),
+    ];
+    compare("Resume", &body_of(&Message::Resume { channel: CHANNEL, resume }), &fields);
+
+    let token = 0x0807_0605_0403_0201_u64;
+    compare("Ping", &body_of(&Message::Ping { token }), &[field("token", token.to_le_bytes())]);
+    compare("Pong", &body_of(&Message::Pong { token }), &[field("token", token.to_le_bytes())]);
+}
+
+#[test]
+fn the_bodies_of_control_links_are_those_of_the_page() {
+    let entry = |state| CatalogEntry {
+        exchange: "words".parse().unwrap(),
+        producer: ProducerIndex(0x0403_0201),
+        shape: shape(),
+        shard: 0x1211,
+        incarnation: Incarnation(0x2827_2625_2423_2221),
+        state,
+    };
+    let states = [PartitionState::Running, PartitionState::Finished, PartitionState::Gone];
+    let body = body_of(&Message::Catalog { entries: states.map(entry).to_vec() });
+    let (head, mut rest) = body.split_at(2);
+    compare("Catalog", head, &[field("entries", [3, 0])]);
+    for state in states {
+        let (this, behind) = rest.split_at(rest.len().min(38));
+        let mut fields = vec![field("producer", 0x0403_0201_u32.to_le_bytes())];
+        fields.extend(shape_fields());
+        fields.extend([
+            field("incarnation", 0x2827_2625_2423_2221_u64.to_le_bytes()),
+            field("shard", [0x11, 0x12]),
+            field("state", [state as u8]),
+            field("reserved", [0]),
+            field("name bytes", [5]),
+            field("exchange", "words"),
+        ]);
+        compare("CatalogEntry", this, &fields);
+        rest = behind;
+    }
+    assert!(rest.is_empty());
+
+    let times = TaskTimes {
+        task: "map".parse().unwrap(),
+        idle_ns: 0x0807_0605_0403_0201,
+        busy_ns: 0x1817_1615_1413_1211,
+        soft_ns: 0x2827_2625_2423_2221,
+        hard_ns: 0x3837_3635_3433_3231,
+    };
+    let fields = [
+        field("idle ns", times.idle_ns.to_le_bytes()),
+        field("busy ns", times.busy_ns.to_le_bytes()),
+        field("soft ns", times.soft_ns.to_le_bytes()),
+        field("hard ns", times.hard_ns.to_le_bytes()),
+        field("name bytes", [3]),
+        field("task", "map"),
+    ];
+    let read_at_ns = 0x4847_4645_4443_4241;
+    let body = body_of(&Message::Stats { stats: Stats { read_at_ns, tasks: vec![times] } });
+    let (head, tasks) = body.split_at(10);
+    compare("Stats", head, &[field("read at ns", read_at_ns.to_le_bytes()), field("tasks", [1, 0])]);
+    compare("TaskTimes", tasks, &fields);
+}
+
+#[test]
+fn bodies_without_fields_are_empty_and_an_event_is_its_payload() {
+    let (channel, backlog, sequence) = (CHANNEL, 3, Sequence(4));
+    assert_eq!(body_of(&Message::Backlog { channel, backlog, closed: true }), []);
+    assert_eq!(body_of(&Message::EndOfData { channel, backlog, sequence }), []);
+    assert_eq!(body_of(&Message::EndAck { channel }), []);
+    let payload = bytes::Bytes::from_static(b"now");
+    assert_eq!(body_of(&Message::Event { channel, backlog, sequence, priority: true, payload }), b"now");
+}
+
+/// The bounds of a type follow from the sizes of its fields, and the longest lists fit.
+#[test]
+fn the_bounds_of_bodies_are_the_sums_of_their_fields() {
+    for frame_type in FrameType::ALL {
+        let name = frame_type.as_str();
+        let found = (u64::from(frame_type.body_bytes().min), u64::from(frame_type.body_bytes().max));
+        let needed = match frame_type {
+            FrameType::HelloAck => bounds("Hello"),
+            FrameType::Backlog | FrameType::EndOfData | FrameType::EndAck => (0, 0),
+            FrameType::Data => (0, u64::from(SEGMENT_BYTES_MAX)),
+            FrameType::Event => (0, u64::from(EVENT_BYTES_MAX)),
+            FrameType::Catalog | FrameType::Stats => (bounds(name).0, u64::from(CONTROL_BYTES_MAX)),
+            _ => bounds(name),
+        };
+        assert_eq!(found, needed, "{name}");
+    }
+    let longest = |head: &str, item: &str, count: usize| bounds(head).1 + bounds(item).1 * count as u64;
+    assert!(longest("Catalog", "CatalogEntry", CATALOG_ENTRIES_MAX) <= u64::from(CONTROL_BYTES_MAX));
+    assert!(longest("Stats", "TaskTimes", TASK_TIMES_MAX) <= u64::from(CONTROL_BYTES_MAX));
+}
+
+#[test]
+fn the_numbers_of_choices_are_those_of_the_page() {
+    let meaning = |mark: &str, field: &str| {
+        let rows = table(&format!("body: {mark}"));
+        rows.iter().find(|row| row[1] == field).unwrap_or_else(|| panic!("{mark} has no {field}"))[3].clone()
+    };
+    let strategies: Vec<String> =
+        STRATEGIES.iter().map(|strategy| format!("{} {strategy}", *strategy as u8)).collect();
+    assert_eq!(meaning("OpenChannel", "strategy"), strategies.join(", "));
+    let (dialler, acceptor) = (Role::Dialler as u8, Role::Acceptor as u8);
+    assert_eq!(meaning("Hello", "role"), format!("{dialler} dialler, {acceptor} acceptor"));
+    let (control, data) = (LinkKind::Control as u8, LinkKind::Data as u8);
+    assert_eq!(meaning("Hello", "kind"), format!("{control} control link, {data} data link"));
+    let [running, finished, gone] =
+        [PartitionState::Running, PartitionState::Finished, PartitionState::Gone].map(|state| state as u8);
+    let states = format!("{running} running, {finished} finished, {gone} gone");
+    assert_eq!(meaning("CatalogEntry", "state"), states);
+}
+
+/// A mark that no test reads would look checked and not be.
+#[test]
+fn every_table_with_a_mark_is_compared() {
+    let compared = [
+        "types",
+        "flags",
+        "limits",
+        "codes",
+        "body: Header",
+        "body: Hello",
+        "body: OpenChannel",
+        "body: ChannelAccepted",
+        "body: ChannelFailed",
+        "body: Cancel",
+        "body: Limit",
+        "body: BufferSize",
+        "body: Resume",
+        "body: Stats",
+        "body: TaskTimes",
+        "body: Ping",
+        "body: Pong",
+        "body: Goodbye",
+        "body: Catalog",
+        "body: CatalogEntry",
+    ];
+    let mut found: Vec<&str> =
+        PAGE.lines().filter_map(|line| line.strip_prefix("<!-- ")?.strip_suffix(" -->")).collect();
+    found.sort_unstable();
+    let mut needed = compared.to_vec();
+    needed.sort_unstable();
+    assert_eq!(found, needed);
+}
