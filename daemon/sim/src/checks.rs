@@ -1,0 +1,123 @@
+//! What must be true between the two ends of a link at any moment, whatever is on the wire.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use weir_flow::ids::SubpartitionIndex;
+use weir_flow::stats::{ChannelStats, Side};
+
+use crate::book::Line;
+use crate::coverage::Mark;
+use crate::model::ChannelKey;
+use crate::world::World;
+
+impl World {
+    /// Compares what the shards say of their channels with what was seen on the wire and at the clients.
+    pub(crate) fn check_accounts(&mut self) -> Result<(), String> {
+        let mut ready: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+        for node in 0..self.nodes.len() {
+            let stats: Vec<_> = self.nodes[node].shard.channels(self.common.now).collect();
+            for channel in &stats {
+                let key = channel_key(channel)?;
+                let Some(line) = self.line_of(key) else { continue };
+                let result = match channel.side {
+                    Side::Send => self.check_sender(node, line, channel),
+                    Side::Receive => check_receiver(line, channel),
+                };
+                result.map_err(|text| format!("{}: {key}: {text}: {channel:?}", self.nodes[node]))?;
+                if channel.side == Side::Receive {
+                    *ready.entry((key.exchange, key.consumer)).or_default() +=
+                        u64::from(channel.receiver_ready);
+                    let floats = channel.receiver_ready > self.plan.limits.exclusive;
+                    self.common.coverage.hit_when(Mark::FloatingGranted, floats);
+                    let wanted = channel.backlog + self.plan.limits.exclusive;
+                    let waits = channel.receiver_ready < wanted && channel.state == "open";
+                    self.common.coverage.hit_when(Mark::FloatingWaited, waits && channel.backlog > 0);
+                }
+            }
+        }
+        self.check_gates(&ready)
+    }
+
+    fn line_of(&self, key: ChannelKey) -> Option<&Line> {
+        let link = self.links.get(*self.common.model.links.get(&key)?)?;
+        link.books.iter().find_map(|book| book.line(key))
+    }
+
+    /// Every byte that the client handed over is queued, sent and not acknowledged, or acknowledged.
+    fn check_sender(&self, node: usize, line: &Line, stats: &ChannelStats) -> Result<(), String> {
+        let position = self.producer_position(line.key.exchange, line.key.producer);
+        let producer = position.and_then(|position| self.producers.get(position));
+        let Some((producer, id)) = producer.and_then(|p| p.partition.map(|id| (p, id))) else {
+            return Ok(());
+        };
+        let subpartition = producer.subpartition(line.key.consumer);
+        let view = self.nodes[node].shard.subpartition_view(id, SubpartitionIndex(subpartition));
+        let Some(view) = view else { return Ok(()) };
+        if stats.state == "failed" || stats.state == "waiting" {
+            return Ok(());
+        }
+        let sum = view.queued_bytes + stats.unacked_bytes + view.acked_bytes;
+        if sum != line.submitted_bytes() {
+            return Err(format!("{sum} bytes are accounted for; {} were submitted", line.submitted_bytes()));
+        }
+        if view.queued_bytes > line.unsent() {
+            return Err(format!("{} bytes are queued; {} were not sent", view.queued_bytes, line.unsent()));
+        }
+        if view.acked_bytes.max(view.consumed_bytes) > line.payload_arrived {
+            let arrived = line.payload_arrived;
+            return Err(format!("acked and consumed are {view:?}; {arrived} bytes arrived"));
+        }
+        let most = line.limit_arrived.limit - line.opened_sent;
+        if u64::from(stats.credit) > most {
+            return Err(format!("credit is {}; possible at most {most}", stats.credit));
+        }
+        Ok(())
+    }
+
+    /// Segments that may be opened, and those that the client holds, fit into the gate.
+    fn check_gates(&self, ready: &BTreeMap<(u32, u32), u64>) -> Result<(), String> {
+        for consumer in &self.consumers {
+            let Some(id) = consumer.gate else { continue };
+            let node = &self.nodes[consumer.plan.place];
+            let Some(memory) = node.regions.get(id) else { continue };
+            let held: BTreeSet<_> = memory.held.iter().map(|slice| slice.segment).collect();
+            let granted =
+                ready.get(&(consumer.key.exchange, consumer.key.consumer)).copied().unwrap_or_default();
+            let sum = granted + held.len() as u64;
+            if sum > u64::from(consumer.segments) {
+                let (held, all) = (held.len(), consumer.segments);
+                return Err(format!("{consumer}: {granted} segments granted, {held} held, {all} exist"));
+            }
+            if consumer.ring.len() > consumer.plan.ring_entries + 1 {
+                return Err(format!("{consumer}: its delivery ring has {} entries", consumer.ring.len()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the receiver says it has is what has arrived and was not handed over; and it has granted at least what the
+/// sender knows of.
+fn check_receiver(line: &Line, stats: &ChannelStats) -> Result<(), String> {
+    if stats.state != "open" && stats.state != "ended" {
+        return Ok(());
+    }
+    if stats.queued_bytes != line.undelivered() {
+        return Err(format!("{} bytes wait; {} should", stats.queued_bytes, line.undelivered()));
+    }
+    let granted = u64::from(stats.receiver_ready) + line.opened_arrived;
+    if stats.state == "open" && granted < line.limit_sent.limit {
+        return Err(format!(
+            "{granted} segments were granted; the sender was told {}",
+            line.limit_sent.limit
+        ));
+    }
+    Ok(())
+}
+
+/// The channel that the core speaks of.
+pub(crate) fn channel_key(stats: &ChannelStats) -> Result<ChannelKey, String> {
+    let number = stats.exchange.as_str().strip_prefix('x').and_then(|text| text.parse().ok());
+    let exchange = number.ok_or_else(|| format!("unknown exchange {}", stats.exchange))?;
+    Ok(ChannelKey { exchange, producer: stats.producer.0, consumer: stats.consumer.0 })
+}

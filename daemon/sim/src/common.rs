@@ -1,0 +1,80 @@
+//! What every actor of a run shares.
+
+use std::collections::BTreeMap;
+
+use weir_flow::ids::Time;
+use weir_flow::wire::OpenChannel;
+
+use crate::coverage::Coverage;
+use crate::faults::Sabotage;
+use crate::model::{ChannelKey, Model};
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+/// Chance, time, model, coverage and trace of one run.
+#[derive(Debug)]
+pub struct Common {
+    /// The run's chance.
+    pub rng: Rng,
+    /// What must happen.
+    pub model: Model,
+    /// What did happen that is rare.
+    pub coverage: Coverage,
+    /// For a person.
+    pub trace: Trace,
+    /// The virtual clock.
+    pub now: Time,
+    /// The step.
+    pub step: u64,
+    /// Faults have stopped.
+    pub healed: bool,
+    /// Bytes of each submission that a daemon has accepted, by channel.
+    pub submissions: BTreeMap<ChannelKey, Vec<u32>>,
+    wanted: Sabotage,
+    opportunities: u64,
+    /// Whether the defect was put in.
+    pub sabotaged: bool,
+}
+
+impl Common {
+    /// What a run starts with.
+    #[must_use]
+    pub fn new(mut rng: Rng, model: Model, trace: bool, wanted: Sabotage) -> Self {
+        let opportunities = rng.below(20);
+        Self {
+            rng,
+            model,
+            coverage: Coverage::default(),
+            trace: Trace::new(trace),
+            now: Time(1_000_000),
+            step: 0,
+            healed: false,
+            submissions: BTreeMap::new(),
+            wanted,
+            opportunities,
+            sabotaged: false,
+        }
+    }
+
+    /// The channel that an OpenChannel asks for.
+    pub fn channel_of(&self, open: &OpenChannel) -> Result<ChannelKey, String> {
+        let number = open.exchange.as_str().strip_prefix('x').and_then(|text| text.parse().ok());
+        let Some(exchange) = number else { return Err(format!("unknown exchange {}", open.exchange)) };
+        let key = ChannelKey { exchange, producer: open.producer.0, consumer: open.consumer.0 };
+        self.model.channel(key).map(|_| key)
+    }
+
+    /// Whether this is the moment to put the defect in: it happens once, at one of its first opportunities.
+    pub fn sabotage(&mut self, kind: Sabotage) -> bool {
+        if self.wanted != kind || self.sabotaged {
+            return false;
+        }
+        if self.opportunities > 0 {
+            self.opportunities -= 1;
+            return false;
+        }
+        self.sabotaged = true;
+        self.trace.line(&"sabotage", format_args!("{kind:?}"));
+        true
+    }
+}

@@ -1,0 +1,274 @@
+//! What a run consists of: nodes, exchanges, clients and how each of them behaves. Drawn from the seed alone,
+//! before the first step.
+
+use weir_flow::exchange::{Name, Shape, Strategy};
+use weir_flow::limits::Limits;
+
+use crate::faults::Faults;
+use crate::rng::Rng;
+
+/// Where a client attaches: a shard of a node, by position in [`Plan::shards`].
+pub type ShardPlace = usize;
+
+/// One shard of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardPlan {
+    /// The node.
+    pub node: u16,
+    /// Number of the shard in its node.
+    pub index: u16,
+}
+
+/// How long the records of a producer are, and how it flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Records {
+    /// Few bytes, flushed after almost each record.
+    Trickle,
+    /// Small ones, flushed now and then.
+    Small,
+    /// From none to several segments, most of them small.
+    Mixed,
+    /// Around a segment and more.
+    Long,
+}
+
+/// One producer.
+#[derive(Clone, Debug)]
+pub struct ProducerPlan {
+    /// Its shard.
+    pub place: ShardPlace,
+    /// The step at which it attaches.
+    pub attach_at: u64,
+    /// Records that it sends before it ends.
+    pub records: u64,
+    /// Their lengths.
+    pub lengths: Records,
+    /// Chance per thousand that an action is an event.
+    pub events: u32,
+    /// Whether it goes on with other consumers when one has no room, where the strategy lets it choose the record.
+    pub skips: bool,
+    /// How much it does in relation to others.
+    pub weight: u32,
+    /// The step at which it is killed.
+    pub dies_at: Option<u64>,
+    /// The step at which it hands over something that cannot be true.
+    pub lies_at: Option<u64>,
+    /// Segments of its pool beyond the least that work.
+    pub spare_segments: u32,
+}
+
+/// One consumer.
+#[derive(Clone, Debug)]
+pub struct ConsumerPlan {
+    /// Its shard.
+    pub place: ShardPlace,
+    /// The step at which it attaches.
+    pub attach_at: u64,
+    /// How much it does in relation to others.
+    pub weight: u32,
+    /// Slices that it likes to hold before it gives some back.
+    pub holds: usize,
+    /// It reads nothing in these steps.
+    pub pause: Option<(u64, u64)>,
+    /// It reads nothing at all until everybody else is done.
+    pub stopped: bool,
+    /// The step at which it is killed.
+    pub dies_at: Option<u64>,
+    /// The step at which it gives back something that it does not hold.
+    pub lies_at: Option<u64>,
+    /// Entries of its delivery ring.
+    pub ring_entries: usize,
+    /// Segments of its pool beyond exclusive and floating.
+    pub spare_segments: u32,
+}
+
+/// One exchange.
+#[derive(Clone, Debug)]
+pub struct ExchangePlan {
+    /// Its name.
+    pub name: Name,
+    /// What all its clients state.
+    pub shape: Shape,
+    /// Its producers, by index.
+    pub producers: Vec<ProducerPlan>,
+    /// Its consumers, by index.
+    pub consumers: Vec<ConsumerPlan>,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Limits of every shard.
+    pub limits: Limits,
+    /// All shards of all nodes.
+    pub shards: Vec<ShardPlan>,
+    /// All exchanges.
+    pub exchanges: Vec<ExchangePlan>,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// One link carries channels in both directions, instead of one link for each.
+    pub shared_links: bool,
+    /// Largest virtual time between two steps, in nanoseconds.
+    pub step_ns: u64,
+    /// Steps before the faults stop.
+    pub steps: u64,
+}
+
+/// The name of exchange number `position`.
+#[must_use]
+pub fn exchange_name(position: usize) -> Name {
+    name(&format!("x{position}"))
+}
+
+/// A name that is known to be valid.
+#[must_use]
+pub fn name(text: &str) -> Name {
+    text.parse().unwrap_or_else(|error| unreachable!("{text}: {error}"))
+}
+
+impl Plan {
+    /// The plan of a seed.
+    #[must_use]
+    pub fn draw(rng: &mut Rng, steps: u64) -> Self {
+        let faults = Faults::draw(rng, steps);
+        let mut limits = draw_limits(rng);
+        if !faults.links_silent.is_empty() {
+            // Longer than any stall of a run, short enough to come within it.
+            limits.ping_interval_ns = 1_000_000_000;
+            limits.peer_timeout_ns = 10_000_000_000;
+        }
+        let mut shards = Vec::new();
+        for node in 0..rng.range(1, 3) as u16 {
+            shards.extend((0..rng.range(1, 2) as u16).map(|index| ShardPlan { node, index }));
+        }
+        let deadly = rng.chance(250);
+        let exchanges = (0..rng.range(1, 4) as usize)
+            .map(|position| draw_exchange(rng, position, &limits, shards.len(), steps, deadly))
+            .collect();
+        Self {
+            limits,
+            shards,
+            exchanges,
+            faults,
+            shared_links: rng.chance(700),
+            step_ns: rng.pick(&[2_000, 20_000, 200_000, 2_000_000]),
+            steps,
+        }
+    }
+
+    /// Shapes of all exchanges.
+    #[must_use]
+    pub fn shapes(&self) -> Vec<Shape> {
+        self.exchanges.iter().map(|exchange| exchange.shape).collect()
+    }
+}
+
+fn draw_limits(rng: &mut Rng) -> Limits {
+    let segment_bytes = rng.pick(&[4096, 4096, 4096, 8192]);
+    let batch_bytes_max = segment_bytes + 4096 + rng.pick(&[0, 1000, 30_000, 200_000]);
+    Limits {
+        segment_bytes,
+        exclusive: rng.range_u32(1, 3),
+        floating: rng.pick(&[0, 1, 2, 8]),
+        quota: rng.pick(&[1, 2, 3, 10]),
+        overdraft: rng.pick(&[0, 1, 5]),
+        retention: rng.pick(&[0, 2, 32]),
+        event_window: rng.pick(&[2, 3, 8]),
+        record_bytes_max: 5 * segment_bytes,
+        spanning_bytes_max: u64::from(5 * segment_bytes) * rng.pick(&[1, 1, 50]),
+        batch_slices_max: rng.pick(&[1, 2, 4, 16]),
+        batch_bytes_min: rng.range_u32(1, batch_bytes_max),
+        batch_bytes_max,
+        batch_window_ns: rng.pick(&[10_000, 2_000_000]),
+        limit_delay_ns: rng.pick(&[0, 20_000, 500_000]),
+        ping_interval_ns: rng.pick(&[1_000_000, 100_000_000, 1_000_000_000]),
+        peer_timeout_ns: 60_000_000_000,
+    }
+}
+
+fn draw_exchange(
+    rng: &mut Rng,
+    position: usize,
+    limits: &Limits,
+    shards: usize,
+    steps: u64,
+    deadly: bool,
+) -> ExchangePlan {
+    let strategy = rng.pick(&[Strategy::Forward, Strategy::Rebalance, Strategy::Hash]);
+    let producers = rng.range_u32(1, 3);
+    let consumers = if strategy == Strategy::Forward { producers } else { rng.range_u32(1, 4) };
+    let shape = Shape {
+        producers,
+        consumers,
+        strategy,
+        segment_bytes: limits.segment_bytes,
+        checksum: rng.chance(300),
+    };
+    let bytes = rng.pick(&[2_000, 30_000, 200_000]) / u64::from(producers);
+    ExchangePlan {
+        name: exchange_name(position),
+        shape,
+        producers: (0..producers).map(|_| draw_producer(rng, limits, shards, steps, deadly, bytes)).collect(),
+        consumers: (0..consumers).map(|_| draw_consumer(rng, limits, shards, steps, deadly)).collect(),
+    }
+}
+
+fn draw_producer(
+    rng: &mut Rng,
+    limits: &Limits,
+    shards: usize,
+    steps: u64,
+    deadly: bool,
+    bytes: u64,
+) -> ProducerPlan {
+    let lengths = rng.pick(&[Records::Trickle, Records::Small, Records::Mixed, Records::Long]);
+    let average = match lengths {
+        Records::Trickle => 100,
+        Records::Small => 200,
+        Records::Mixed => 1_000,
+        Records::Long => u64::from(limits.segment_bytes) * 3 / 2,
+    };
+    ProducerPlan {
+        place: rng.index(shards),
+        attach_at: if rng.chance(300) { rng.below(steps / 2 + 1) } else { rng.below(50) },
+        records: if rng.chance(50) { 0 } else { rng.range(1, (bytes / average).max(1)) },
+        lengths,
+        events: rng.pick(&[0, 10, 100, 400]),
+        skips: rng.chance(500),
+        weight: rng.pick(&[1, 4, 16]),
+        dies_at: (deadly && rng.chance(250)).then(|| rng.below(steps)),
+        lies_at: (deadly && rng.chance(100)).then(|| rng.below(steps)),
+        spare_segments: rng.pick(&[0, 1, 4, 40]),
+    }
+}
+
+fn draw_consumer(rng: &mut Rng, limits: &Limits, shards: usize, steps: u64, deadly: bool) -> ConsumerPlan {
+    let pause_from = rng.below(steps);
+    ConsumerPlan {
+        place: rng.index(shards),
+        attach_at: if rng.chance(300) { rng.below(steps / 2 + 1) } else { rng.below(50) },
+        weight: rng.pick(&[1, 4, 16]),
+        holds: rng.pick(&[0, 1, 4, limits.exclusive as usize + 1]),
+        pause: rng.chance(250).then(|| (pause_from, pause_from + rng.below(steps / 2 + 1))),
+        stopped: rng.chance(80),
+        dies_at: (deadly && rng.chance(250)).then(|| rng.below(steps)),
+        lies_at: (deadly && rng.chance(100)).then(|| rng.below(steps)),
+        ring_entries: rng.pick(&[1, 2, 16, 256]),
+        spare_segments: rng.pick(&[0, 0, 1, 5]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_is_within_the_bounds_of_the_core() {
+        for seed in 0..500 {
+            let plan = Plan::draw(&mut Rng::new(seed), 4_000);
+            assert!(plan.limits.clone().validated().is_ok(), "seed {seed}: {:?}", plan.limits);
+            assert!(plan.exchanges.iter().all(|x| x.producers.len() == x.shape.producers as usize));
+            assert!(plan.exchanges.iter().all(|x| x.consumers.len() == x.shape.consumers as usize));
+        }
+    }
+}

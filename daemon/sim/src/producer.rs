@@ -1,0 +1,535 @@
+//! A producer as a client that keeps the rules: it owns a partition pool, writes records into segments of its
+//! region, hands over slices, and believes only what the daemon publishes.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use bytes::Bytes;
+use weir_flow::exchange::{Shape, Strategy};
+use weir_flow::failure::Failure;
+use weir_flow::ids::{PartitionId, SegmentIndex, SubpartitionIndex};
+use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec, Unavailable};
+use weir_flow::record::RecordWriter;
+use weir_flow::shard::{PartitionUpdate, Submission};
+
+use crate::common::Common;
+use crate::coverage::Mark;
+use crate::faults::Sabotage;
+use crate::memory::Region;
+use crate::model::{ChannelKey, Content, hash_target, record_key};
+use crate::plan::{Plan, ProducerPlan, Records};
+use crate::rng::Rng;
+use crate::selecting::Selecting;
+use crate::trace;
+
+/// How far a producer has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not attached yet.
+    Waiting,
+    /// The daemon was asked to attach it.
+    Attaching,
+    /// Sending records.
+    Running,
+    /// Everything was submitted; it waits for the acknowledgements.
+    Ending,
+    /// The daemon said that everything was acknowledged.
+    Finished,
+    /// The daemon said that the partition failed.
+    Failed(Failure),
+    /// Killed.
+    Dead,
+}
+
+/// What the daemon publishes for one subpartition; the client reads it whenever it likes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cell {
+    /// Segments that left the queue.
+    pub sent_segments: u64,
+    /// Events that were taken and consumed.
+    pub events_done: u64,
+}
+
+/// An open segment.
+#[derive(Clone, Copy, Debug)]
+struct Builder {
+    segment: SegmentIndex,
+    written: u32,
+    submitted: u32,
+    records: u32,
+}
+
+/// A record that is partly written.
+#[derive(Debug)]
+struct Pending {
+    subpartition: usize,
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+/// One producer.
+#[derive(Debug)]
+pub struct Producer {
+    /// Exchange and index; the consumer is not used.
+    pub key: ChannelKey,
+    /// How it behaves.
+    pub plan: ProducerPlan,
+    /// How far it has come.
+    pub state: State,
+    /// The daemon's name for its partition, while the daemon has it.
+    pub partition: Option<PartitionId>,
+    /// Its send region. The kernel reads it too, even when the client is dead.
+    pub region: Region,
+    /// Its pool.
+    pub pool: PartitionPool,
+    /// Submissions that the daemon has not read.
+    pub ring: VecDeque<Submission>,
+    /// Updates that the client has not read.
+    pub updates: VecDeque<PartitionUpdate>,
+    /// Published by the daemon.
+    pub cells: Vec<Cell>,
+    /// Whether the last entry of its ring is something that cannot be true.
+    pub lied: bool,
+    /// Whether the client has left, so that the daemon can close the partition.
+    pub left: bool,
+    shape: Shape,
+    ring_capacity: usize,
+    event_window: u64,
+    record_bytes_max: u32,
+    builders: Vec<Option<Builder>>,
+    pending: Option<Pending>,
+    events: Vec<u64>,
+    selecting: Selecting,
+    left_to_send: u64,
+    number: u64,
+    ends_given: usize,
+    last_slice: Option<(SegmentIndex, u32)>,
+    rng: Rng,
+}
+
+impl fmt::Display for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "producer x{}p{}", self.key.exchange, self.key.producer)
+    }
+}
+
+impl Producer {
+    /// A producer that has not attached.
+    pub fn new(plan: &Plan, key: ChannelKey, producer: &ProducerPlan, rng: &mut Rng) -> Result<Self, String> {
+        let exchange = plan.exchanges.get(key.exchange as usize).ok_or("no such exchange")?;
+        let shape = exchange.shape;
+        let subpartitions = shape.subpartitions();
+        let limits = &plan.limits;
+        let spec = PartitionPoolSpec {
+            segments: subpartitions + 1 + limits.overdraft + producer.spare_segments,
+            subpartitions,
+            quota: limits.quota,
+            overdraft: limits.overdraft,
+        };
+        let count = subpartitions as usize;
+        Ok(Self {
+            key,
+            plan: producer.clone(),
+            state: State::Waiting,
+            partition: None,
+            region: Region::new(spec.segments, limits.segment_bytes),
+            pool: PartitionPool::new(spec).map_err(|error| format!("pool: {error}"))?,
+            ring: VecDeque::new(),
+            updates: VecDeque::new(),
+            cells: vec![Cell::default(); count],
+            lied: false,
+            left: false,
+            shape,
+            ring_capacity: (2 * spec.segments + 2 * subpartitions + 64).next_power_of_two() as usize,
+            event_window: u64::from(limits.event_window),
+            record_bytes_max: limits.record_bytes_max,
+            builders: vec![None; count],
+            pending: None,
+            events: vec![0; count],
+            selecting: Selecting::new(&shape, rng.draw())?,
+            left_to_send: producer.records,
+            number: 0,
+            ends_given: 0,
+            last_slice: None,
+            rng: rng.fork(u64::from(key.producer)),
+        })
+    }
+
+    /// The channel to the consumer that a subpartition feeds.
+    #[must_use]
+    pub fn channel(&self, subpartition: usize) -> ChannelKey {
+        let consumer = match self.shape.strategy {
+            Strategy::Forward => self.key.producer,
+            Strategy::Rebalance | Strategy::Hash => subpartition as u32,
+        };
+        ChannelKey { consumer, ..self.key }
+    }
+
+    /// The subpartition that feeds a consumer.
+    #[must_use]
+    pub const fn subpartition(&self, consumer: u32) -> u32 {
+        match self.shape.strategy {
+            Strategy::Forward => 0,
+            Strategy::Rebalance | Strategy::Hash => consumer,
+        }
+    }
+
+    /// What it waits for, for a report.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let held: Vec<_> =
+            (0..self.builders.len() as u32).map(|s| self.pool.held(SubpartitionIndex(s))).collect();
+        let (free, all) = (self.pool.free(), self.segments());
+        let (left, pending) = (self.left_to_send, self.pending.as_ref().map(|p| (p.subpartition, p.at)));
+        format!("{left} records left, pending {pending:?}, {free} of {all} segments free, held {held:?}")
+    }
+
+    /// Segments of the region.
+    #[must_use]
+    pub const fn segments(&self) -> u32 {
+        self.pool.spec().segments
+    }
+
+    /// One turn of the client. Says whether anything changed.
+    pub fn act(&mut self, common: &mut Common) -> Result<bool, String> {
+        let mut progress = false;
+        if common.healed || self.rng.chance(700) {
+            progress |= self.read_updates(common)?;
+            self.read_cells();
+        }
+        self.pool.check().map_err(|violation| format!("{self}: {violation}"))?;
+        // A segment may come back after the last acknowledgement: the kernel can be later than the peer.
+        if self.state == State::Finished && !self.left && self.pool.free() == self.segments() {
+            self.left = true;
+            progress = true;
+        }
+        if self.state == State::Running && !self.lied && self.plan.lies_at.is_some_and(|at| at <= common.step)
+        {
+            self.lie(common);
+            return Ok(true);
+        }
+        for _ in 0..self.rng.range(1, 4) {
+            if self.state == State::Running && !self.lied {
+                progress |= self.work(common)?;
+            }
+        }
+        Ok(progress)
+    }
+
+    fn read_updates(&mut self, common: &mut Common) -> Result<bool, String> {
+        let most = if common.healed { usize::MAX } else { self.rng.range(1, 8) as usize };
+        let count = most.min(self.updates.len());
+        for update in self.updates.drain(..count).collect::<Vec<_>>() {
+            trace!(common.trace, self, "reads {update:?}");
+            match update {
+                PartitionUpdate::Returned(segment) => {
+                    self.region.poison_segment(segment)?;
+                    self.pool.handle_returned(segment).map_err(|error| format!("{self}: {error}"))?;
+                }
+                PartitionUpdate::Finished if self.state == State::Ending => {
+                    self.state = State::Finished;
+                }
+                PartitionUpdate::Failed(failure) if matches!(self.state, State::Running | State::Ending) => {
+                    common.model.partition_explained(self.key.exchange, self.key.producer, &failure)?;
+                    common.coverage.hit(Mark::PartitionFailed);
+                    self.state = State::Failed(failure);
+                    self.left = true;
+                }
+                update => return Err(format!("{self}: was told {update:?} in state {:?}", self.state)),
+            }
+        }
+        Ok(count > 0)
+    }
+
+    fn read_cells(&mut self) {
+        for (subpartition, cell) in (0u32..).zip(&self.cells) {
+            self.pool.handle_sent(SubpartitionIndex(subpartition), cell.sent_segments);
+        }
+    }
+
+    fn work(&mut self, common: &mut Common) -> Result<bool, String> {
+        if self.pending.is_some() {
+            if self.rng.chance(50) {
+                self.flush_some(common)?;
+            }
+            return self.write(common);
+        }
+        if self.left_to_send == 0 {
+            return self.finish(common);
+        }
+        let dice = self.rng.below(1000) as u32;
+        if dice < self.plan.events {
+            return self.send_event(common);
+        }
+        let flushes = match self.plan.lengths {
+            Records::Trickle => 500,
+            Records::Small | Records::Long => 50,
+            Records::Mixed => 150,
+        };
+        if self.rng.chance(flushes) {
+            return self.flush_some(common);
+        }
+        self.begin_record(common)
+    }
+
+    fn record_bytes(&mut self) -> u32 {
+        let segment = u64::from(self.shape.segment_bytes);
+        let bytes = match self.plan.lengths {
+            Records::Trickle => self.rng.below(64),
+            Records::Small => self.rng.below(400),
+            Records::Mixed if self.rng.chance(50) => self.rng.below(4 * segment),
+            Records::Mixed => self.rng.small(segment) - 1,
+            Records::Long => segment / 2 + self.rng.below(2 * segment),
+        };
+        bytes as u32
+    }
+
+    fn begin_record(&mut self, common: &mut Common) -> Result<bool, String> {
+        let bytes = self.record_bytes();
+        let mut payload = Vec::new();
+        let tries = if self.plan.skips && self.shape.strategy != Strategy::Forward { 4 } else { 1 };
+        let mut chosen = None;
+        for _ in 0..tries {
+            self.number += 1;
+            let seed =
+                crate::rng::mix(u64::from(self.key.exchange) << 40 | u64::from(self.key.producer) << 32)
+                    .wrapping_add(self.number << 20);
+            let content = Content { seed, bytes };
+            content.write(&mut payload);
+            let subpartition = self.selecting.select(&payload)?;
+            chosen = Some((content, subpartition));
+            if self.builders[subpartition].is_some()
+                || self.pool.is_available(SubpartitionIndex(subpartition as u32))
+            {
+                break;
+            }
+            self.selecting.skipped();
+        }
+        let Some((content, subpartition)) = chosen else { return Ok(false) };
+        let key = self.channel(subpartition);
+        if self.shape.strategy == Strategy::Hash {
+            let wanted = hash_target(record_key(&payload), self.shape.consumers);
+            if wanted as usize != subpartition {
+                return Err(format!("{self}: hash chose {subpartition}; the key belongs to {wanted}"));
+            }
+        }
+        common.model.give_record(key, content)?;
+        common.coverage.hit_when(Mark::EmptyRecord, bytes == 0);
+        common.coverage.hit_when(Mark::LongRecord, bytes > 2 * self.shape.segment_bytes);
+        let framed = frame(&payload, self.shape.checksum, self.record_bytes_max)?;
+        self.pending = Some(Pending { subpartition, bytes: framed, at: 0 });
+        self.left_to_send -= 1;
+        trace!(common.trace, self, "begins a record of {bytes} bytes to {}", key.consumer);
+        self.write(common)?;
+        Ok(true)
+    }
+
+    /// Goes on with the pending record. Says whether a byte was written.
+    fn write(&mut self, common: &mut Common) -> Result<bool, String> {
+        let mut progress = false;
+        while let Some(mut pending) = self.pending.take() {
+            let subpartition = pending.subpartition;
+            let Some(mut builder) = self.builder(subpartition, pending.at > 0, common) else {
+                self.pending = Some(pending);
+                return Ok(progress);
+            };
+            progress = true;
+            let room = (self.shape.segment_bytes - builder.written) as usize;
+            let piece = &pending.bytes[pending.at..pending.bytes.len().min(pending.at + room)];
+            self.region.write(builder.segment, builder.written, piece)?;
+            builder.written += piece.len() as u32;
+            pending.at += piece.len();
+            let complete = pending.at == pending.bytes.len();
+            builder.records += u32::from(complete);
+            let full = builder.written == self.shape.segment_bytes;
+            self.builders[subpartition] = Some(builder);
+            if full {
+                self.submit(subpartition, true, common)?;
+            }
+            if !complete {
+                self.pending = Some(pending);
+            }
+        }
+        Ok(progress)
+    }
+
+    fn builder(&mut self, subpartition: usize, begun: bool, common: &mut Common) -> Option<Builder> {
+        if let Some(builder) = self.builders[subpartition] {
+            return Some(builder);
+        }
+        let index = SubpartitionIndex(subpartition as u32);
+        let plain = self.pool.is_available(index);
+        match self.pool.acquire(index, begun) {
+            Ok(segment) => {
+                common.coverage.hit_when(Mark::OverdraftUsed, begun && !plain);
+                Some(Builder { segment, written: 0, submitted: 0, records: 0 })
+            }
+            Err(Unavailable::Pool) => {
+                common.coverage.hit(Mark::PoolEmpty);
+                None
+            }
+            Err(Unavailable::Quota) => {
+                common.coverage.hit(Mark::QuotaReached);
+                None
+            }
+        }
+    }
+
+    /// Hands over what was written and not handed over; with `last` the segment is closed.
+    fn submit(&mut self, subpartition: usize, last: bool, common: &mut Common) -> Result<(), String> {
+        let Some(builder) = &mut self.builders[subpartition] else { return Ok(()) };
+        let bytes = builder.written - builder.submitted;
+        if bytes == 0 && !last {
+            return Ok(());
+        }
+        let submission = Submission::Data {
+            subpartition: SubpartitionIndex(subpartition as u32),
+            segment: builder.segment,
+            offset: builder.submitted,
+            bytes,
+            records: builder.records,
+            last,
+        };
+        let (segment, offset) = (builder.segment, builder.submitted);
+        builder.submitted = builder.written;
+        builder.records = 0;
+        if last {
+            self.builders[subpartition] = None;
+        }
+        common.coverage.hit_when(Mark::PartialFlush, !last);
+        common.coverage.hit_when(Mark::EmptyClose, last && bytes == 0);
+        trace!(common.trace, self, "submits {submission:?}");
+        self.push(submission)?;
+        if bytes > 0 {
+            self.last_slice = Some((segment, offset));
+            self.spoil(common)?;
+        }
+        Ok(())
+    }
+
+    /// The canary: changes a byte that was handed over.
+    fn spoil(&mut self, common: &mut Common) -> Result<(), String> {
+        if let Some((segment, offset)) = self.last_slice
+            && common.sabotage(Sabotage::WriteAfterSubmit)
+        {
+            let byte = self.region.read(segment, offset, 1)?[0];
+            self.region.write(segment, offset, &[!byte])?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, submission: Submission) -> Result<(), String> {
+        if self.ring.len() >= self.ring_capacity {
+            return Err(format!("{self}: its submit ring of {} entries is full", self.ring_capacity));
+        }
+        self.ring.push_back(submission);
+        Ok(())
+    }
+
+    /// Whether a submission that is not a closing one leaves room for all closing ones.
+    fn ring_has_room(&self) -> bool {
+        let kept = self.segments() as usize + self.builders.len() + 64;
+        self.ring_capacity - self.ring.len() > kept
+    }
+
+    fn flush_some(&mut self, common: &mut Common) -> Result<bool, String> {
+        let subpartition = self.rng.index(self.builders.len());
+        let Some(builder) = self.builders[subpartition] else { return Ok(false) };
+        let unfinished = self.pending.as_ref().is_some_and(|p| p.subpartition == subpartition);
+        let last = !unfinished && self.rng.chance(200);
+        if !last && (builder.written == builder.submitted || !self.ring_has_room()) {
+            return Ok(false);
+        }
+        self.submit(subpartition, last, common)?;
+        Ok(true)
+    }
+
+    fn send_event(&mut self, common: &mut Common) -> Result<bool, String> {
+        let subpartition = self.rng.index(self.builders.len());
+        let in_flight = self.events[subpartition] - self.cells[subpartition].events_done;
+        if in_flight + 1 >= self.event_window {
+            common.coverage.hit(Mark::EventWindowFull);
+            return Ok(false);
+        }
+        if !self.ring_has_room() {
+            return Ok(false);
+        }
+        let priority = self.rng.chance(400);
+        if !priority {
+            self.submit(subpartition, false, common)?;
+        }
+        self.number += 1;
+        let bytes = (self.rng.small(1024) - u64::from(self.rng.chance(100))).min(1024) as u32;
+        let content = Content { seed: crate::rng::mix(!self.number).wrapping_mul(3), bytes };
+        let mut payload = Vec::new();
+        content.write(&mut payload);
+        common.model.give_event(self.channel(subpartition), content, priority)?;
+        self.events[subpartition] += 1;
+        trace!(common.trace, self, "event of {bytes} bytes to {subpartition}, priority {priority}");
+        let subpartition = SubpartitionIndex(subpartition as u32);
+        self.push(Submission::Event { subpartition, payload: Bytes::from(payload), priority })?;
+        Ok(true)
+    }
+
+    fn finish(&mut self, common: &mut Common) -> Result<bool, String> {
+        let subpartition = self.ends_given;
+        self.submit(subpartition, true, common)?;
+        common.model.give_end(self.channel(subpartition))?;
+        self.push(Submission::End { subpartition: SubpartitionIndex(subpartition as u32) })?;
+        self.ends_given += 1;
+        trace!(common.trace, self, "ends subpartition {subpartition}");
+        if self.ends_given == self.builders.len() {
+            self.selecting.check()?;
+            self.state = State::Ending;
+        }
+        Ok(true)
+    }
+
+    /// Hands over something that cannot be true in any state.
+    fn lie(&mut self, common: &mut Common) {
+        let (subpartition, segment) = (SubpartitionIndex(0), SegmentIndex(0));
+        let data = |segment, offset, bytes, records| Submission::Data {
+            subpartition,
+            segment,
+            offset,
+            bytes,
+            records,
+            last: true,
+        };
+        let lie = match self.rng.below(6) {
+            0 => data(SegmentIndex(self.segments()), 0, 1, 0),
+            1 => data(segment, u32::MAX, 1, 0),
+            2 => data(segment, 0, u32::MAX, 0),
+            3 => data(segment, 0, 1, 2),
+            4 => Submission::End { subpartition: SubpartitionIndex(self.builders.len() as u32) },
+            _ => Submission::Event { subpartition, payload: Bytes::from(vec![0; 1025]), priority: true },
+        };
+        trace!(common.trace, self, "lies: {lie:?}");
+        common.coverage.hit(Mark::ProducerLied);
+        let key = (self.key.exchange, self.key.producer);
+        common.model.causes.producers_lied.insert(key);
+        common.model.causes.producers_gone.insert(key);
+        self.lied = true;
+        self.ring.push_back(lie);
+    }
+
+    /// The process is killed: whatever it had not published is lost.
+    pub fn kill(&mut self, common: &mut Common) {
+        trace!(common.trace, self, "is killed");
+        self.state = State::Dead;
+        self.left = true;
+        self.updates.clear();
+    }
+}
+
+/// A record as it lies on segments, taken from the core's writer in pieces of odd sizes.
+fn frame(record: &[u8], checksum: bool, record_bytes_max: u32) -> Result<Vec<u8>, String> {
+    let writer = RecordWriter::new(record, checksum, record_bytes_max);
+    let mut writer = writer.map_err(|error| error.to_string())?;
+    let mut framed = Vec::with_capacity(writer.remaining());
+    while writer.remaining() > 0 {
+        let room = framed.len() % 5 + 1 + framed.len() * 3;
+        writer.next_pieces(room).iter().for_each(|piece| framed.extend_from_slice(piece));
+    }
+    Ok(framed)
+}
