@@ -1,0 +1,202 @@
+//! What client and daemon say to each other on the attach socket.
+//!
+//! The conversation: `Hello`, then any number of the others. A client's death is the end of its socket; so is the
+//! daemon's. Strings and numbers are claims until the daemon has checked them.
+
+use serde::{Deserialize, Serialize};
+
+/// A client's request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the client, not 0; the answer carries it back.
+    pub id: u64,
+    /// What is asked.
+    pub body: RequestBody,
+}
+
+/// What a client can ask.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum RequestBody {
+    /// Opens the conversation. Answer: [`ResponseBody::Welcome`].
+    Hello {
+        /// [`super::ATTACH_VERSION`] of the client.
+        version: u32,
+        /// What the process calls itself in tables and logs.
+        process_name: String,
+    },
+    /// Makes a task. Answer: [`ResponseBody::Task`].
+    CreateTask {
+        /// Its name.
+        name: String,
+    },
+    /// Makes a result partition. Answer: [`ResponseBody::Partition`].
+    CreatePartition(CreatePartition),
+    /// Makes an input gate. Answer: [`ResponseBody::Gate`], and if the client does not say how many producers there
+    /// are, only once one of them is known.
+    CreateGate(CreateGate),
+    /// Ends a partition: all its segments become the daemon's. Answer: [`ResponseBody::Closed`].
+    ClosePartition {
+        /// Its ring.
+        ring: u32,
+    },
+    /// Ends a gate: all its slices count as given back. Answer: [`ResponseBody::Closed`].
+    CloseGate {
+        /// Its ring.
+        ring: u32,
+    },
+}
+
+/// A result partition to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreatePartition {
+    /// Its task: the cell of [`ResponseBody::Task`].
+    pub task: u32,
+    /// Name of the exchange.
+    pub exchange: String,
+    /// Which of its producers, from 0.
+    pub producer: u32,
+    /// How many producers there are.
+    pub producers: u32,
+    /// How many consumers there are.
+    pub consumers: u32,
+    /// Name of the ship strategy.
+    pub strategy: String,
+    /// Whether records carry a checksum.
+    pub checksum: bool,
+    /// Sizes that differ from the daemon's configuration.
+    #[serde(default)]
+    pub options: PartitionOptions,
+}
+
+/// An input gate to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateGate {
+    /// Its task: the cell of [`ResponseBody::Task`].
+    pub task: u32,
+    /// Name of the exchange.
+    pub exchange: String,
+    /// Which of its consumers, from 0.
+    pub consumer: u32,
+    /// How many consumers there are.
+    pub consumers: u32,
+    /// How many producers there are; not given, it is what they say.
+    #[serde(default)]
+    pub producers: Option<u32>,
+    /// Name of the ship strategy; not given, it is what the producers say.
+    #[serde(default)]
+    pub strategy: Option<String>,
+    /// Whether records carry a checksum; not given, it is what the producers say.
+    #[serde(default)]
+    pub checksum: Option<bool>,
+    /// Sizes that differ from the daemon's configuration.
+    #[serde(default)]
+    pub options: GateOptions,
+}
+
+/// Sizes of a partition's pool; what is not given is the daemon's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PartitionOptions {
+    /// Exclusive segments of each subpartition.
+    pub exclusive: Option<u32>,
+    /// Floating segments.
+    pub floating: Option<u32>,
+    /// Most segments that one subpartition may hold open or queued.
+    pub quota: Option<u32>,
+    /// Segments beyond the pool to finish a record already begun.
+    pub overdraft: Option<u32>,
+    /// Segments for what is sent and not acked.
+    pub retention: Option<u32>,
+}
+
+/// Sizes of a gate's pool; what is not given is the daemon's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GateOptions {
+    /// Exclusive segments of each channel.
+    pub exclusive: Option<u32>,
+    /// Floating segments.
+    pub floating: Option<u32>,
+}
+
+/// The daemon's answer, or, with id 0, news.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// The request's id; 0 for what was not asked.
+    pub id: u64,
+    /// What is said.
+    pub body: ResponseBody,
+}
+
+/// What the daemon can answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ResponseBody {
+    /// Descriptors: session page, doorbell, wake-up pipe, task cells.
+    Welcome {
+        /// [`super::ATTACH_VERSION`] of the daemon.
+        version: u32,
+        /// The daemon's node.
+        node: String,
+        /// Bytes of a segment.
+        segment_bytes: u32,
+        /// Longest record, in bytes.
+        record_bytes_max: u32,
+        /// Longest event, in bytes.
+        event_bytes_max: u32,
+    },
+    /// A task was made.
+    Task {
+        /// The number of its cell, by which it is named from now on.
+        cell: u32,
+    },
+    /// A partition was made. Descriptors: rings, region.
+    Partition {
+        /// Its ring, by which it is named from now on.
+        ring: u32,
+        /// Segments of its region.
+        segments: u32,
+        /// Its subpartitions.
+        subpartitions: u32,
+        /// Most segments that one subpartition may hold open or queued.
+        quota: u32,
+        /// Segments beyond the pool to finish a record already begun.
+        overdraft: u32,
+        /// Bytes of a segment.
+        segment_bytes: u32,
+    },
+    /// A gate was made. Descriptors: rings, region.
+    Gate {
+        /// Its ring, by which it is named from now on.
+        ring: u32,
+        /// Segments of its region.
+        segments: u32,
+        /// Its channels.
+        channels: u32,
+        /// How many producers there are.
+        producers: u32,
+        /// How many consumers there are.
+        consumers: u32,
+        /// Name of the ship strategy.
+        strategy: String,
+        /// Bytes of a segment.
+        segment_bytes: u32,
+        /// Whether records carry a checksum.
+        checksum: bool,
+    },
+    /// A partition or gate was ended.
+    Closed,
+    /// The request was refused and changed nothing.
+    Refused {
+        /// A word for programs.
+        code: String,
+        /// One line: what was found, what is needed.
+        text: String,
+    },
+    /// The daemon ends the attachment; the socket closes.
+    Detached {
+        /// One line: why.
+        text: String,
+    },
+}
