@@ -1,0 +1,174 @@
+//! What can go wrong between an application and its daemon, as one type that programs can match on.
+//!
+//! Waiting is never an error. Each text says what happened, what was found, what is needed and, where there is one,
+//! the command that mends it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use weir_flow::exchange::NameError;
+use weir_flow::failure::Failure;
+
+/// Why a call into Weir did not do what it was asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// No daemon answers at this socket.
+    DaemonUnreachable {
+        /// The attach socket that was tried.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The daemon ended while this client was attached. Every handle of the client is of no more use.
+    DaemonGone {
+        /// The attach socket of that daemon.
+        path: PathBuf,
+    },
+    /// The daemon ended this client's attachment and said why. Every handle of the client is of no more use.
+    Detached {
+        /// The daemon's reason.
+        text: String,
+    },
+    /// The daemon refused a request. Nothing was created; other handles go on.
+    Refused {
+        /// The daemon's name for the kind of refusal.
+        code: String,
+        /// Value found, value needed, and the fix.
+        text: String,
+    },
+    /// The partition failed, or one channel of the gate did. For a gate the other channels can still be read.
+    Failed {
+        /// The channel that failed (its producer index); none when the whole partition did.
+        channel: Option<u32>,
+        /// Code and text, as the daemon reported them.
+        failure: Failure,
+    },
+    /// A record is longer than the daemon's limit. Nothing of it was written.
+    RecordTooLarge {
+        /// Bytes of the record.
+        found: usize,
+        /// Most bytes that a record may have.
+        max: usize,
+    },
+    /// An event is longer than the limit. Nothing of it was written.
+    EventTooLarge {
+        /// Bytes of the event.
+        found: usize,
+        /// Most bytes that an event may have.
+        max: usize,
+    },
+    /// `emit_to` named a subpartition that the partition does not have.
+    NoSuchSubpartition {
+        /// The index given.
+        found: u32,
+        /// How many subpartitions there are.
+        count: u32,
+    },
+    /// `emit` on a `hash` partition, whose consumer is decided by a key. Use `emit_keyed`.
+    KeyNeeded,
+    /// The task or exchange cannot have this name.
+    Name {
+        /// The name given.
+        found: String,
+        /// What is wrong with it.
+        cause: NameError,
+    },
+    /// An option has a value that cannot work.
+    Option {
+        /// Its name.
+        name: &'static str,
+        /// Value found and value needed.
+        text: String,
+    },
+    /// The daemon sent or published something that cannot be true: the two sides disagree on their contract.
+    Protocol {
+        /// What was found and what was expected.
+        text: String,
+    },
+    /// A call to the operating system failed.
+    Os {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+impl Error {
+    /// The failure inside, if a partition or channel failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed { failure, .. } => Some(failure),
+            _ => None,
+        }
+    }
+
+    /// Whether the client as a whole is of no more use, because its daemon is not there or let it go.
+    #[must_use]
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, Self::DaemonUnreachable { .. } | Self::DaemonGone { .. } | Self::Detached { .. })
+    }
+
+    pub(crate) fn protocol(text: impl Into<String>) -> Self {
+        Self::Protocol { text: text.into() }
+    }
+
+    pub(crate) fn os(what: &'static str, cause: impl Into<io::Error>) -> Self {
+        Self::Os { what, cause: cause.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DaemonUnreachable { path, cause } => {
+                let directory = path.parent().unwrap_or(path).display();
+                write!(
+                    f,
+                    "no daemon answers at {}: {cause}; start it with `weir daemon --run-dir {directory}`",
+                    path.display()
+                )
+            }
+            Self::DaemonGone { path } => {
+                write!(f, "the daemon at {} ended while this process was attached to it", path.display())
+            }
+            Self::Detached { text } => write!(f, "the daemon detached this process: {text}"),
+            Self::Refused { code, text } => write!(f, "the daemon refused: {code}: {text}"),
+            Self::Failed { channel: Some(channel), failure } => {
+                write!(f, "channel {channel} failed: {failure}")
+            }
+            Self::Failed { channel: None, failure } => write!(f, "the partition failed: {failure}"),
+            Self::RecordTooLarge { found, max } => {
+                write!(
+                    f,
+                    "a record has {found} bytes; needed: at most {max} (record_bytes_max of the daemon)"
+                )
+            }
+            Self::EventTooLarge { found, max } => {
+                write!(f, "an event has {found} bytes; needed: at most {max}")
+            }
+            Self::NoSuchSubpartition { found, count } => {
+                write!(f, "no subpartition {found}; needed: 0 to {}", count.saturating_sub(1))
+            }
+            Self::KeyNeeded => f.write_str("a hash partition needs a key for each record: use emit_keyed"),
+            Self::Name { found, cause } => write!(f, "the name {found:?} {cause}"),
+            Self::Option { name, text } => write!(f, "option {name}: {text}"),
+            Self::Protocol { text } => write!(f, "daemon and client do not understand each other: {text}"),
+            Self::Os { what, cause } => write!(f, "{what}: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::DaemonUnreachable { cause, .. } | Self::Os { cause, .. } => Some(cause),
+            Self::Failed { failure, .. } => Some(failure),
+            Self::Name { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a caller may choose when it connects, makes a partition or makes a gate. Every field has a default.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use weir_flow::exchange::Strategy;
+use weir_flow::flush;
+use weir_flow::limits::Limits;
+
+/// The run directory of a daemon that was given none.
+pub const RUN_DIR_DEFAULT: &str = "/run/weir";
+
+/// How to reach the daemon.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Run directory of the daemon; the attach socket is `attach.sock` in it.
+    pub run_dir: PathBuf,
+    /// Name under which the daemon lists this process; its command name when not given.
+    pub process_name: Option<String>,
+    /// Longest wait for the daemon's first answer.
+    pub timeout: Duration,
+}
+
+impl ConnectOptions {
+    /// The defaults, for the daemon with this run directory.
+    #[must_use]
+    pub fn new(run_dir: impl AsRef<Path>) -> Self {
+        Self { run_dir: run_dir.as_ref().to_path_buf(), process_name: None, timeout: Duration::from_secs(5) }
+    }
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self::new(RUN_DIR_DEFAULT)
+    }
+}
+
+/// When records that do not fill a segment are handed to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferTimeout {
+    /// At the latest this long after the first of them was emitted. Shorter means less delay and more, smaller slices.
+    After(Duration),
+    /// After each record.
+    EachRecord,
+    /// Only when a segment is full, or by `flush`, an event, or `finish`.
+    Off,
+}
+
+impl Default for BufferTimeout {
+    /// 100 ms.
+    fn default() -> Self {
+        Self::After(Duration::from_millis(100))
+    }
+}
+
+impl From<Duration> for BufferTimeout {
+    /// A duration of 0 means [`BufferTimeout::EachRecord`].
+    fn from(duration: Duration) -> Self {
+        if duration.is_zero() { Self::EachRecord } else { Self::After(duration) }
+    }
+}
+
+impl BufferTimeout {
+    /// As the flush clock wants it.
+    pub(crate) fn to_flow(self) -> flush::BufferTimeout {
+        match self {
+            Self::After(duration) => {
+                flush::BufferTimeout::from_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+            }
+            Self::EachRecord => flush::BufferTimeout::EachRecord,
+            Self::Off => flush::BufferTimeout::Off,
+        }
+    }
+}
+
+/// How a partition is made. Sizes left out are the daemon's defaults.
+#[derive(Clone, Debug, Default)]
+pub struct PartitionOptions {
+    /// When part-filled segments are handed over.
+    pub buffer_timeout: BufferTimeout,
+    /// Whether each record carries a CRC32C that the consumer's client checks. Both ends must say the same.
+    pub checksum: bool,
+    /// Segments that each subpartition counts for (E).
+    pub exclusive: Option<u32>,
+    /// Segments shared by all subpartitions (F).
+    pub floating: Option<u32>,
+    /// Most open or queued segments of one subpartition.
+    pub quota: Option<u32>,
+    /// Segments beyond the pool that a record already begun may use.
+    pub overdraft: Option<u32>,
+    /// Segments for data that is sent and not acknowledged yet.
+    pub retention: Option<u32>,
+    /// Number of key groups of a `hash` exchange; from the number of consumers when not given, as Flink does it.
+    pub max_parallelism: Option<u32>,
+    /// Where a `rebalance` producer starts its round; random when not given.
+    pub first_subpartition: Option<u32>,
+}
+
+/// How a gate is made. What is left out is what the producers say, or the daemon's default.
+#[derive(Clone, Debug)]
+pub struct GateOptions {
+    /// How many producers the exchange must have. When not given it is learnt from the first of them, and making the
+    /// gate waits for it.
+    pub producers: Option<u32>,
+    /// The ship strategy that the exchange must have.
+    pub strategy: Option<Strategy>,
+    /// Whether its records must carry a CRC32C.
+    pub checksum: Option<bool>,
+    /// Segments that each channel counts for (E).
+    pub exclusive: Option<u32>,
+    /// Segments shared by all channels (F).
+    pub floating: Option<u32>,
+    /// Most bytes held in records that span segments. One record may always exceed it.
+    pub spanning_bytes_max: u64,
+}
+
+impl Default for GateOptions {
+    fn default() -> Self {
+        Self {
+            producers: None,
+            strategy: None,
+            checksum: None,
+            exclusive: None,
+            floating: None,
+            spanning_bytes_max: Limits::default().spanning_bytes_max,
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! The inside of a partition: one open segment per subpartition, the pool that they come from, and the port to the
+//! daemon. It never waits: what cannot be done now is an outcome that says what to wait for.
+//!
+//! The owner of the partition and the flusher take turns at it under one lock. Between two calls every segment is
+//! in one of three places: free in the pool, open here, or submitted to the daemon.
+
+use weir_flow::checksum::crc32c;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::flush::{Flush, FlushClock};
+use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
+use weir_flow::limits::Limits;
+use weir_flow::pool::partition::{PartitionPool, Unavailable};
+use weir_flow::record::{CHECKSUM_BYTES, PREFIX_BYTES, RecordWriter, frame_bytes};
+use weir_ipc::partition_port::PartitionPort;
+use weir_ipc::region::SendMapping;
+use weir_ipc::{IpcFault, Returned, Submission};
+
+use crate::clock;
+use crate::error::Error;
+
+/// What a partition lacks to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// A segment of the pool.
+    Segment,
+    /// A segment, and the subpartition holds as many as it may.
+    Quota,
+    /// A place for another event of this subpartition.
+    Event,
+    /// Room in the submit ring.
+    Room,
+}
+
+/// A record on its way into segments.
+pub(crate) struct Emission<'a> {
+    record: RecordWriter<'a>,
+    /// Segments opened for it.
+    opened: u32,
+}
+
+impl<'a> Emission<'a> {
+    pub(crate) fn new(record: RecordWriter<'a>) -> Self {
+        Self { record, opened: 0 }
+    }
+
+    /// Whether it may use overdraft: only to finish what it began in a segment of its own.
+    fn is_begun(&self) -> bool {
+        self.opened > 0
+    }
+}
+
+/// The segment that a subpartition's records are written into.
+#[derive(Clone, Copy, Debug)]
+struct Builder {
+    /// The segment; none is open if there is none.
+    segment: Option<SegmentIndex>,
+    /// Where the segment starts in the region.
+    base: u64,
+    /// Bytes written. All of the segment if none is open: there is no room then.
+    written: u32,
+    /// Bytes submitted.
+    submitted: u32,
+    /// Records that ended since the last submission.
+    records: u32,
+    /// Events submitted, ever.
+    events: u64,
+}
+
+/// What a writer is made of.
+pub(crate) struct WriterParts {
+    pub(crate) port: PartitionPort,
+    pub(crate) mapping: SendMapping,
+    pub(crate) pool: PartitionPool,
+    pub(crate) clock: FlushClock,
+    pub(crate) segment_bytes: u32,
+    pub(crate) checksum: bool,
+}
+
+/// The inside of a partition.
+pub(crate) struct Writer {
+    parts: WriterParts,
+    /// Bytes beside each record: length and maybe checksum.
+    overhead: usize,
+    builders: Vec<Builder>,
+    /// Most events of a subpartition that may be under way.
+    events_max: u64,
+    failure: Option<Failure>,
+    is_finished: bool,
+}
+
+fn fault(fault: IpcFault) -> Error {
+    Error::protocol(fault.to_string())
+}
+
+impl Writer {
+    pub(crate) fn new(parts: WriterParts) -> Self {
+        let closed = Builder {
+            segment: None,
+            base: 0,
+            written: parts.segment_bytes,
+            submitted: parts.segment_bytes,
+            records: 0,
+            events: 0,
+        };
+        let subpartitions = parts.pool.spec().subpartitions as usize;
+        Self {
+            overhead: frame_bytes(0, parts.checksum),
+            builders: vec![closed; subpartitions],
+            // One place of the window is the end's.
+            events_max: u64::from(Limits::default().event_window.saturating_sub(1)),
+            failure: None,
+            is_finished: false,
+            parts,
+        }
+    }
+
+    /// Subpartitions.
+    pub(crate) fn subpartitions(&self) -> u32 {
+        self.parts.pool.spec().subpartitions
+    }
+
+    /// The port, to announce waits at.
+    pub(crate) fn port(&mut self) -> &mut PartitionPort {
+        &mut self.parts.port
+    }
+
+    /// Writes a record if all of it fits into the open segment: the path of nearly every record. Says when the
+    /// flusher is to come, if it was not to come before. `None`: it does not fit, and nothing was written.
+    #[inline]
+    pub(crate) fn append(&mut self, subpartition: u32, record: &[u8]) -> Result<Option<Flush>, Error> {
+        let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(None) };
+        let frame = self.overhead + record.len();
+        let left = (self.parts.segment_bytes - builder.written) as usize;
+        if frame > left {
+            return Ok(None);
+        }
+        let start = builder.base + u64::from(builder.written);
+        let prefix = (record.len() as u32).to_le_bytes();
+        let mut fits = self.parts.mapping.write(start, &prefix);
+        fits &= self.parts.mapping.write(start + PREFIX_BYTES as u64, record);
+        if self.overhead > PREFIX_BYTES {
+            let behind = start + (frame - CHECKSUM_BYTES) as u64;
+            fits &= self.parts.mapping.write(behind, &crc32c(record).to_le_bytes());
+        }
+        if !fits {
+            return Err(outside());
+        }
+        // Less than a segment, which is a u32.
+        builder.written += frame as u32;
+        builder.records += 1;
+        if frame == left {
+            self.close(subpartition)?;
+            return Ok(Some(Flush::Nothing));
+        }
+        Ok(Some(self.parts.clock.handle_written(clock::now)))
+    }
+
+    /// Writes as much of a record as there are segments for.
+    pub(crate) fn advance(
+        &mut self,
+        subpartition: u32,
+        emission: &mut Emission<'_>,
+    ) -> Result<Result<Flush, Lack>, Error> {
+        loop {
+            let segment_bytes = self.parts.segment_bytes;
+            let Some(builder) = self.builders.get_mut(subpartition as usize) else {
+                return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
+            };
+            for piece in emission.record.next_pieces((segment_bytes - builder.written) as usize) {
+                if !self.parts.mapping.write(builder.base + u64::from(builder.written), piece) {
+                    return Err(outside());
+                }
+                builder.written += piece.len() as u32;
+            }
+            let is_done = emission.record.remaining() == 0;
+            builder.records += u32::from(is_done);
+            let is_full = builder.written == segment_bytes;
+            if is_full && builder.segment.is_some() {
+                self.close(subpartition)?;
+            }
+            if is_done {
+                let flush =
+                    if is_full { Flush::Nothing } else { self.parts.clock.handle_written(clock::now) };
+                return Ok(Ok(flush));
+            }
+            if let Err(lack) = self.open(subpartition, emission.is_begun())? {
+                return Ok(Err(lack));
+            }
+            emission.opened += 1;
+        }
+    }
+
+    /// Whether a record of so many bytes can be begun now and all of it be written without a wait. If it could not
+    /// for want of a segment, what is in the open one is submitted, so that its segment comes back.
+    pub(crate) fn prepare(&mut self, subpartition: u32, record_bytes: usize) -> Result<bool, Error> {
+        let Some(builder) = self.builders.get(subpartition as usize) else {
+            return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
+        };
+        let left = (self.parts.segment_bytes - builder.written) as usize;
+        if self.overhead + record_bytes <= left {
+            return Ok(true);
+        }
+        self.look()?;
+        self.see_sent(subpartition);
+        if self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+            return Ok(true);
+        }
+        self.close(subpartition)?;
+        Ok(false)
+    }
+
+    /// Whether every subpartition has a segment open or could open one.
+    pub(crate) fn is_available(&mut self) -> Result<bool, Error> {
+        self.look()?;
+        for subpartition in 0..self.subpartitions() {
+            if self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some()) {
+                continue;
+            }
+            self.see_sent(subpartition);
+            if !self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Opens the next segment of a subpartition.
+    fn open(&mut self, subpartition: u32, is_begun: bool) -> Result<Result<(), Lack>, Error> {
+        self.look()?;
+        self.see_sent(subpartition);
+        let segment = match self.parts.pool.acquire(SubpartitionIndex(subpartition), is_begun) {
+            Ok(segment) => segment,
+            Err(Unavailable::Pool) => return Ok(Err(Lack::Segment)),
+            Err(Unavailable::Quota) => return Ok(Err(Lack::Quota)),
+        };
+        if let Some(builder) = self.builders.get_mut(subpartition as usize) {
+            builder.segment = Some(segment);
+            builder.base = u64::from(segment.0) * u64::from(self.parts.segment_bytes);
+            builder.written = 0;
+            builder.submitted = 0;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Takes in what the daemon returned. An error once the partition has failed.
+    pub(crate) fn look(&mut self) -> Result<(), Error> {
+        while let Some(returned) = self.parts.port.pop().map_err(fault)? {
+            match returned {
+                Returned::Segment(segment) => {
+                    let accounted = self.parts.pool.handle_returned(SegmentIndex(segment));
+                    accounted.map_err(|error| Error::protocol(error.to_string()))?;
+                }
+                Returned::Finished => self.is_finished = true,
+                Returned::Failed { code, text } => {
+                    let code = FailureCode::from_wire(code).unwrap_or(FailureCode::Protocol);
+                    self.failure = Some(Failure::new(code, text));
+                }
+            }
+        }
+        match &self.failure {
+            Some(failure) => Err(Error::Failed { channel: None, failure: failure.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether every consumer's daemon has everything.
+    pub(crate) fn is_finished(&mut self) -> Result<bool, Error> {
+        self.look()?;
+        Ok(self.is_finished)
+    }
+
+    fn see_sent(&mut self, subpartition: u32) {
+        let sent = self.parts.port.cell(subpartition).sent_segments;
+        self.parts.pool.handle_sent(SubpartitionIndex(subpartition), sent);
+    }
+
+    fn submit(&mut self, submission: &Submission) -> Result<(), Error> {
+        if self.parts.port.submit(submission).map_err(fault)? {
+            return Ok(());
+        }
+        Err(Error::protocol(format!("the submit ring has no room for {submission:?}")))
+    }
+
+    /// Submits what was written since the last time, and the segment itself if `last`.
+    fn submit_data(&mut self, subpartition: u32, last: bool) -> Result<(), Error> {
+        let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(()) };
+        let Some(segment) = builder.segment else { return Ok(()) };
+        let (offset, bytes) = (builder.submitted, builder.written - builder.submitted);
+        if bytes == 0 && !last {
+            return Ok(());
+        }
+        let records = std::mem::take(&mut builder.records);
+        builder.submitted = builder.written;
+        if last {
+            builder.segment = None;
+            builder.written = self.parts.segment_bytes;
+            builder.submitted = self.parts.segment_bytes;
+        }
+        self.submit(&Submission::Data { subpartition, segment: segment.0, offset, bytes, records, last })
+    }
+
+    /// Gives the open segment to the daemon for good. Never waits.
+    fn close(&mut self, subpartition: u32) -> Result<(), Error> {
+        self.submit_data(subpartition, true)
+    }
+
+    /// Submits what waits in one subpartition. `false`: there is no room for parts now, and it still waits.
+    pub(crate) fn submit_part(&mut self, subpartition: u32) -> Result<bool, Error> {
+        let waits = self
+            .builders
+            .get(subpartition as usize)
+            .is_some_and(|builder| builder.segment.is_some() && builder.written > builder.submitted);
+        if !waits {
+            return Ok(true);
+        }
+        if !self.parts.port.has_room_for_part().map_err(fault)? {
+            return Ok(false);
+        }
+        self.submit_data(subpartition, false)?;
+        Ok(true)
+    }
+
+    /// Submits what waits in any subpartition. `false`: something had to stay for want of room.
+    pub(crate) fn flush_due(&mut self, now: Time) -> Result<bool, Error> {
+        let mut is_done = true;
+        for subpartition in 0..self.subpartitions() {
+            is_done &= self.submit_part(subpartition)?;
+        }
+        if is_done {
+            self.parts.clock.handle_flushed();
+        } else {
+            self.parts.clock.handle_postponed(now);
+        }
+        Ok(is_done)
+    }
+
+    /// When the buffer timeout ends, if something waits for it.
+    pub(crate) fn next_timeout(&self) -> Option<Time> {
+        self.parts.clock.poll_timeout()
+    }
+
+    /// Submits everything written so far. Where there is no room for a part of a segment, the segment is closed.
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        self.look()?;
+        for subpartition in 0..self.subpartitions() {
+            if !self.submit_part(subpartition)? {
+                self.close(subpartition)?;
+            }
+        }
+        self.parts.clock.handle_flushed();
+        Ok(())
+    }
+
+    /// Submits an event, behind all data so far unless it has priority.
+    pub(crate) fn emit_event(
+        &mut self,
+        subpartition: u32,
+        payload: &[u8],
+        priority: bool,
+    ) -> Result<Result<(), Lack>, Error> {
+        self.look()?;
+        let Some(events) = self.builders.get(subpartition as usize).map(|builder| builder.events) else {
+            return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
+        };
+        let under_way = events.saturating_sub(self.parts.port.cell(subpartition).events_done);
+        if under_way >= self.events_max || !self.parts.port.has_event_slot() {
+            return Ok(Err(Lack::Event));
+        }
+        // Room for two: the data in front of the event, and the event.
+        if !self.parts.port.has_room_for_part().map_err(fault)? {
+            return Ok(Err(Lack::Room));
+        }
+        if !priority {
+            self.submit_data(subpartition, false)?;
+            if !self.parts.port.has_room_for_part().map_err(fault)? {
+                return Ok(Err(Lack::Room));
+            }
+        }
+        self.submit(&Submission::Event { subpartition, payload: payload.to_vec(), priority })?;
+        if let Some(builder) = self.builders.get_mut(subpartition as usize) {
+            builder.events += 1;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Closes every segment and every subpartition.
+    pub(crate) fn end(&mut self) -> Result<(), Error> {
+        self.look()?;
+        for subpartition in 0..self.subpartitions() {
+            self.close(subpartition)?;
+            self.submit(&Submission::End { subpartition })?;
+        }
+        self.parts.clock.handle_flushed();
+        Ok(())
+    }
+}
+
+/// The region is smaller than the daemon said.
+#[cold]
+fn outside() -> Error {
+    Error::protocol("a segment lies outside of its region")
+}

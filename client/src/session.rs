@@ -1,0 +1,408 @@
+//! One attachment as its threads share it: the attach socket, the wake-up pipe, and who of them waits for what.
+//!
+//! # Waiting
+//!
+//! There is one pipe for all ports of the attachment and one socket for all answers. Of the threads that wait, one
+//! leads: it polls both, and wakes those others whose wait is over. The others sleep until they are woken. When the
+//! leader's own wait is over, it hands the lead to another. So a process with one thread pays no second switch, and
+//! a process with many wakes only those that have something to do.
+//!
+//! **No wake-up is lost.** A thread announces its wait in shared memory and looks at its port once more before it
+//! comes here. The daemon, when it has news, takes the announcement back and then writes the pipe. The leader
+//! empties the pipe and then looks at every announcement: those that were taken back are over. A thread that comes
+//! here later looks at its own announcement first, under the same lock. Whatever the order, one of the two sees it.
+//!
+//! **The daemon's death** is the end of the socket or of the pipe. It ends every wait with an error, for good.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use weir_flow::ids::Time;
+use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_ipc::attach::ATTACH_VERSION;
+use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
+use weir_ipc::attach::socket::{self, AttachError};
+use weir_ipc::session::{SessionFds, SessionPort, Wait};
+use weir_ipc::signal::WaitView;
+use weir_ipc::task_cell::TaskCells;
+
+use crate::clock;
+use crate::error::Error;
+use crate::options::ConnectOptions;
+
+/// Name of the attach socket in the run directory.
+const ATTACH_SOCKET: &str = "attach.sock";
+
+/// How long a daemon that closed the pipe may take to say why on the socket.
+const REASON_NS_MAX: u64 = 1_000_000_000;
+
+/// What the daemon said about itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Its name.
+    pub(crate) name: String,
+    /// Longest record, in bytes.
+    pub(crate) record_bytes_max: u32,
+    /// Longest event, in bytes.
+    pub(crate) event_bytes_max: u32,
+}
+
+/// An answer with the descriptors beside it.
+pub(crate) type Answer = (ResponseBody, Vec<OwnedFd>);
+
+/// One attachment.
+pub(crate) struct Session {
+    path: PathBuf,
+    connection: OwnedFd,
+    port: Arc<SessionPort>,
+    cells: TaskCells,
+    node: Node,
+    next_id: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// Why the attachment is over.
+#[derive(Clone, Debug)]
+enum Ended {
+    Gone,
+    Detached(String),
+    Protocol(String),
+}
+
+/// What a thread waits for.
+pub(crate) enum Wanted<'a> {
+    /// The daemon takes this announcement back.
+    News(&'a WaitView),
+    /// This request is answered.
+    Answer(u64),
+}
+
+/// The same, as the leader looks at it.
+enum Watched {
+    News(WaitView),
+    Answer(u64),
+}
+
+struct Sleeper {
+    key: u64,
+    thread: Thread,
+    watched: Watched,
+}
+
+#[derive(Default)]
+struct State {
+    has_leader: bool,
+    next_key: u64,
+    sleepers: Vec<Sleeper>,
+    /// Requests whose answer somebody waits for, and the answer once it is there.
+    answers: BTreeMap<u64, Option<Answer>>,
+    ended: Option<Ended>,
+}
+
+impl State {
+    fn is_over(&self, watched: &Watched) -> bool {
+        match watched {
+            Watched::News(view) => !view.is_announced(),
+            Watched::Answer(id) => self.answers.get(id).is_none_or(Option::is_some),
+        }
+    }
+
+    /// Wakes every sleeper whose wait is over, or all if the attachment is.
+    fn wake(&self) {
+        for sleeper in &self.sleepers {
+            if self.ended.is_some() || self.is_over(&sleeper.watched) {
+                sleeper.thread.unpark();
+            }
+        }
+    }
+
+    /// Takes a sleeper off the list, and sees to it that somebody leads while others wait.
+    fn leave(&mut self, key: u64) {
+        self.sleepers.retain(|sleeper| sleeper.key != key);
+        if let Some(next) = self.sleepers.first()
+            && !self.has_leader
+        {
+            next.thread.unpark();
+        }
+    }
+
+    fn handle_response(&mut self, response: Response, descriptors: Vec<OwnedFd>) {
+        if let ResponseBody::Detached { text } = response.body {
+            self.ended = Some(Ended::Detached(text));
+        } else if let Some(answer) = self.answers.get_mut(&response.id) {
+            *answer = Some((response.body, descriptors));
+        }
+    }
+}
+
+impl Session {
+    /// Attaches to the daemon.
+    pub(crate) fn connect(options: &ConnectOptions) -> Result<Self, Error> {
+        let path = options.run_dir.join(ATTACH_SOCKET);
+        let unreachable = |cause| Error::DaemonUnreachable { path: path.clone(), cause: io_error(cause) };
+        let connection = socket::connect(&path).map_err(unreachable)?;
+        let process_name = options.process_name.clone().unwrap_or_else(process_name);
+        let hello = RequestBody::Hello { version: ATTACH_VERSION, process_name };
+        socket::send_request(&connection, &Request { id: 1, body: hello }).map_err(unreachable)?;
+        let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
+        let deadline = clock::now().after_ns(timeout_ns);
+        while !poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(deadline))? {
+            if deadline <= clock::now() {
+                return Err(unreachable(AttachError::WouldBlock));
+            }
+        }
+        let (response, descriptors) = socket::receive_response(&connection).map_err(unreachable)?;
+        let (node, fds, cells) = welcome(response.body, descriptors)?;
+        let port = SessionPort::attach(fds).map_err(|cause| Error::os("mapping the session page", cause))?;
+        let cells = TaskCells::attach(cells).map_err(|cause| Error::os("mapping the task cells", cause))?;
+        Ok(Self {
+            path,
+            connection,
+            port: Arc::new(port),
+            cells,
+            node,
+            next_id: AtomicU64::new(2),
+            state: Mutex::default(),
+        })
+    }
+
+    /// What the daemon said about itself.
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// The shared memory of the attachment.
+    pub(crate) fn port(&self) -> &Arc<SessionPort> {
+        &self.port
+    }
+
+    /// The cells of the attachment's tasks.
+    pub(crate) fn cells(&self) -> &TaskCells {
+        &self.cells
+    }
+
+    /// Asks, and waits for the answer. A refusal is an error.
+    pub(crate) fn request(&self, body: RequestBody) -> Result<Answer, Error> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.lock().answers.insert(id, None);
+        let sent = self.send(id, body);
+        let slept = sent.and_then(|()| self.sleep(&Wanted::Answer(id), None));
+        let answer = self.lock().answers.remove(&id).flatten();
+        match (answer, slept) {
+            (Some((ResponseBody::Refused { code, text }, _)), _) => Err(Error::Refused { code, text }),
+            (Some(answer), _) => Ok(answer),
+            (None, Err(error)) => Err(error),
+            (None, Ok(())) => Err(Error::protocol("a wait for an answer ended without one")),
+        }
+    }
+
+    /// Tells, and does not wait. That the daemon is gone is no news to who leaves it.
+    pub(crate) fn tell(&self, body: RequestBody) {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let _ = self.send(id, body);
+    }
+
+    fn send(&self, id: u64, body: RequestBody) -> Result<(), Error> {
+        match socket::send_request(&self.connection, &Request { id, body }) {
+            Ok(()) => Ok(()),
+            Err(AttachError::Closed) => {
+                // The daemon may have said why before it left.
+                self.read_last_words();
+                Err(self.lock().ended.as_ref().map_or_else(|| self.gone(), |ended| self.error(ended)))
+            }
+            Err(cause) => Err(Error::os("asking the daemon", io_error(cause))),
+        }
+    }
+
+    /// Sleeps until what is wanted is there or `deadline` has passed. An announced wait must have looked at its port
+    /// again before.
+    pub(crate) fn sleep(&self, wanted: &Wanted<'_>, deadline: Option<Time>) -> Result<(), Error> {
+        let watched = || match wanted {
+            Wanted::News(view) => Watched::News((*view).clone()),
+            Wanted::Answer(id) => Watched::Answer(*id),
+        };
+        let mut state = self.lock();
+        let (key, own) = (state.next_key, watched());
+        state.next_key += 1;
+        state.sleepers.push(Sleeper { key, thread: thread::current(), watched: watched() });
+        loop {
+            if state.is_over(&own) || deadline.is_some_and(|deadline| deadline <= clock::now()) {
+                state.leave(key);
+                return Ok(());
+            }
+            if let Some(ended) = &state.ended {
+                let error = self.error(ended);
+                state.leave(key);
+                return Err(error);
+            }
+            if state.has_leader {
+                drop(state);
+                park(deadline);
+                state = self.lock();
+                continue;
+            }
+            state.has_leader = true;
+            drop(state);
+            let led = self.lead(deadline);
+            state = self.lock();
+            state.has_leader = false;
+            state.wake();
+            if let Err(error) = led {
+                state.leave(key);
+                return Err(error);
+            }
+        }
+    }
+
+    /// Waits for the daemon once, and takes in what it has said.
+    fn lead(&self, deadline: Option<Time>) -> Result<(), Error> {
+        let (wakeup, connection) = (self.port.wakeup_fd(), &self.connection);
+        let mut fds = [PollFd::new(&wakeup, PollFlags::IN), PollFd::new(connection, PollFlags::IN)];
+        if !poll(&mut fds, deadline)? {
+            return Ok(());
+        }
+        let [has_rung, has_spoken] = fds.map(|fd| !fd.revents().is_empty());
+        if has_spoken {
+            self.listen();
+        }
+        if has_rung {
+            let rung = self.port.drain().map_err(|cause| Error::os("reading the wake-up pipe", cause))?;
+            if rung == Wait::Gone {
+                self.read_last_words();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one message off the socket, which has one or is at its end. Says whether more may follow.
+    fn listen(&self) -> bool {
+        let received = socket::receive_response(&self.connection);
+        let mut state = self.lock();
+        match received {
+            Ok((response, descriptors)) => state.handle_response(response, descriptors),
+            Err(AttachError::WouldBlock) => {}
+            Err(AttachError::Closed) => {
+                state.ended.get_or_insert(Ended::Gone);
+            }
+            Err(cause) => {
+                state.ended.get_or_insert(Ended::Protocol(cause.to_string()));
+            }
+        }
+        state.ended.is_none()
+    }
+
+    /// The daemon has left: reads what it said before, up to the end of the socket or for a second.
+    fn read_last_words(&self) {
+        let deadline = clock::now().after_ns(REASON_NS_MAX);
+        let mut fds = [PollFd::new(&self.connection, PollFlags::IN)];
+        while deadline > clock::now() {
+            match poll(&mut fds, Some(deadline)) {
+                Ok(true) if self.listen() => {}
+                Ok(false) => {}
+                Ok(true) | Err(_) => break,
+            }
+        }
+        self.lock().ended.get_or_insert(Ended::Gone);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gone(&self) -> Error {
+        Error::DaemonGone { path: self.path.clone() }
+    }
+
+    fn error(&self, ended: &Ended) -> Error {
+        match ended {
+            Ended::Gone => self.gone(),
+            Ended::Detached(text) => Error::Detached { text: text.clone() },
+            Ended::Protocol(text) => Error::protocol(text),
+        }
+    }
+}
+
+/// Sleeps until woken or until the deadline. May return early.
+fn park(deadline: Option<Time>) {
+    match deadline {
+        None => thread::park(),
+        Some(deadline) => thread::park_timeout(Duration::from_nanos(deadline.since_ns(clock::now()))),
+    }
+}
+
+/// Waits until a descriptor has news. `false`: the deadline came first, or a signal.
+fn poll(fds: &mut [PollFd<'_>], deadline: Option<Time>) -> Result<bool, Error> {
+    let timeout = deadline.map(|deadline| {
+        let rest = Duration::from_nanos(deadline.since_ns(clock::now()));
+        Timespec {
+            tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(rest.subsec_nanos()),
+        }
+    });
+    match rustix::event::poll(fds, timeout.as_ref()) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(Error::os("waiting for the daemon", errno)),
+    }
+}
+
+/// What the answer to the first request says.
+fn welcome(body: ResponseBody, descriptors: Vec<OwnedFd>) -> Result<(Node, SessionFds, OwnedFd), Error> {
+    match body {
+        ResponseBody::Welcome { version, node, record_bytes_max, event_bytes_max, .. } => {
+            if version != ATTACH_VERSION {
+                let text = format!("the daemon attaches with version {version}; needed: {ATTACH_VERSION}");
+                return Err(Error::Protocol { text });
+            }
+            let [page, doorbell, wakeup, cells] = take_descriptors(descriptors)?;
+            let node = Node { name: node, record_bytes_max, event_bytes_max };
+            Ok((node, SessionFds { page, doorbell, wakeup }, cells))
+        }
+        ResponseBody::Refused { code, text } => Err(Error::Refused { code, text }),
+        ResponseBody::Detached { text } => Err(Error::Detached { text }),
+        other => Err(unexpected(&other, "welcome")),
+    }
+}
+
+/// A segment size that can be.
+pub(crate) fn check_segment_bytes(found: u32) -> Result<u32, Error> {
+    if found.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&found) {
+        return Ok(found);
+    }
+    let needed = format!("a power of two from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}");
+    Err(Error::protocol(format!("segments have {found} bytes; needed: {needed}")))
+}
+
+/// Exactly `N` descriptors.
+pub(crate) fn take_descriptors<const N: usize>(descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
+    descriptors.try_into().map_err(|found: Vec<OwnedFd>| {
+        Error::protocol(format!("an answer came with {} descriptors; needed: {N}", found.len()))
+    })
+}
+
+/// The error for an answer that is not one to the question.
+pub(crate) fn unexpected(found: &ResponseBody, needed: &str) -> Error {
+    Error::protocol(format!("the daemon answered {found:?}; needed: {needed}"))
+}
+
+fn io_error(cause: AttachError) -> std::io::Error {
+    match cause {
+        AttachError::Os { errno, .. } => errno.into(),
+        AttachError::WouldBlock => std::io::Error::from(std::io::ErrorKind::TimedOut),
+        other => std::io::Error::other(other.to_string()),
+    }
+}
+
+/// The command name of this process.
+fn process_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "unnamed".into() } else { name.into() }
+}

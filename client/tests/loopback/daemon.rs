@@ -1,0 +1,553 @@
+//! A daemon for tests: one thread that answers the attach socket with weir-ipc's endpoints, and carries slices from
+//! send regions to receive regions of the same process. It sleeps like the real one, on doorbells only and without a
+//! timeout, so that a wake-up which a client forgets hangs the test.
+//!
+//! Each slice takes a receive segment of its own, which is free again once all its bytes were given back. A channel
+//! has an equal share of the gate's segments. That is the whole of its flow control.
+
+mod rings;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::fs::MemfdFlags;
+use weir_ipc::Submission;
+use weir_ipc::attach::ATTACH_VERSION;
+use weir_ipc::attach::message::{CreateGate, CreatePartition, Request, RequestBody, Response, ResponseBody};
+use weir_ipc::attach::socket::{self, AttachError};
+use weir_ipc::gate_port::GateEndpoint;
+use weir_ipc::layout::{GateLayout, PartitionLayout};
+use weir_ipc::partition_port::{PartitionEndpoint, SubpartitionUpdate};
+use weir_ipc::session::SessionEndpoint;
+use weir_ipc::task_cell::{TaskCellReader, TaskState};
+
+use self::rings::{GateSide, PartitionSide, carry};
+
+/// What the daemon is configured with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) segment_bytes: u32,
+    pub(crate) record_bytes_max: u32,
+    pub(crate) partition_segments: u32,
+    pub(crate) quota: u32,
+    pub(crate) overdraft: u32,
+    pub(crate) gate_segments: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 4096,
+            record_bytes_max: 64 << 10,
+            partition_segments: 24,
+            quota: 10,
+            overdraft: 5,
+            gate_segments: 16,
+        }
+    }
+}
+
+enum Command {
+    Hold(bool, Sender<()>),
+    FailPartition { exchange: String, code: u16, text: String },
+    FailChannel { exchange: String, channel: u32, code: u16, text: String },
+    Inject { exchange: String, channel: u32, bytes: Vec<u8> },
+    Detach(String),
+    Submissions(Sender<Vec<Submission>>),
+    TaskState(u32, Sender<Option<TaskState>>),
+    Die,
+}
+
+/// The daemon, as a test sees it.
+pub(crate) struct Daemon {
+    directory: tempfile::TempDir,
+    commands: Sender<Command>,
+    bell: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Daemon {
+    pub(crate) fn start(settings: Settings) -> Self {
+        let directory = tempfile::tempdir().expect("run dir");
+        let listener = socket::listen(&directory.path().join("attach.sock"), 0o600).expect("listen");
+        let bell =
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
+        let (commands, inbox) = mpsc::channel();
+        let own_bell = bell.try_clone().expect("dup");
+        let thread = std::thread::spawn(move || {
+            World {
+                settings,
+                listener,
+                bell: own_bell,
+                inbox,
+                sessions: Vec::new(),
+                is_held: false,
+                seen: Vec::new(),
+            }
+            .run();
+        });
+        Self { directory, commands, bell, thread: Some(thread) }
+    }
+
+    pub(crate) fn run_dir(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn tell(&self, command: Command) {
+        self.commands.send(command).expect("the daemon runs");
+        rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).expect("bell");
+    }
+
+    /// Stops carrying data, or goes on.
+    pub(crate) fn hold(&self, is_held: bool) {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::Hold(is_held, reply));
+        answer.recv().expect("the daemon runs");
+    }
+
+    pub(crate) fn fail_partition(&self, exchange: &str, code: u16, text: &str) {
+        self.tell(Command::FailPartition { exchange: exchange.into(), code, text: text.into() });
+    }
+
+    pub(crate) fn fail_channel(&self, exchange: &str, channel: u32, code: u16, text: &str) {
+        self.tell(Command::FailChannel { exchange: exchange.into(), channel, code, text: text.into() });
+    }
+
+    /// Delivers bytes that no client of this crate would write.
+    pub(crate) fn inject(&self, exchange: &str, channel: u32, bytes: &[u8]) {
+        self.tell(Command::Inject { exchange: exchange.into(), channel, bytes: bytes.into() });
+    }
+
+    pub(crate) fn detach(&self, text: &str) {
+        self.tell(Command::Detach(text.into()));
+    }
+
+    /// Everything that was submitted so far, and carried if it can be.
+    pub(crate) fn submissions(&self) -> Vec<Submission> {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::Submissions(reply));
+        answer.recv().expect("the daemon runs")
+    }
+
+    /// Returns once so many submissions were made, and carried if they can be.
+    pub(crate) fn await_submissions(&self, count: usize) {
+        while self.submissions().len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    /// What the cell of a task of any client says.
+    pub(crate) fn task_state(&self, cell: u32) -> Option<TaskState> {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::TaskState(cell, reply));
+        answer.recv().expect("the daemon runs")
+    }
+
+    /// Returns once the task is in this state.
+    pub(crate) fn await_task_state(&self, cell: u32, state: TaskState) {
+        while self.task_state(cell) != Some(state) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Dies without a word.
+    pub(crate) fn kill(&mut self) {
+        self.tell(Command::Die);
+        self.thread.take().expect("killed once").join().expect("the daemon did not panic");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.tell(Command::Die);
+            let joined = thread.join();
+            if !std::thread::panicking() {
+                joined.expect("the daemon did not panic");
+            }
+        }
+    }
+}
+
+struct Session {
+    connection: OwnedFd,
+    endpoint: SessionEndpoint,
+    doorbell: OwnedFd,
+    cells: TaskCellReader,
+    tasks: u32,
+    rings: Vec<Ring>,
+    unanswered: Vec<(u64, CreateGate)>,
+}
+
+enum Ring {
+    Partition(Box<PartitionSide>),
+    Gate(Box<GateSide>),
+    Closed,
+}
+
+struct World {
+    settings: Settings,
+    listener: OwnedFd,
+    bell: OwnedFd,
+    inbox: Receiver<Command>,
+    sessions: Vec<Session>,
+    is_held: bool,
+    seen: Vec<Submission>,
+}
+
+fn memfd(bytes: u64) -> (File, OwnedFd) {
+    let fd = rustix::fs::memfd_create("test-region", MemfdFlags::CLOEXEC).expect("memfd");
+    rustix::fs::ftruncate(&fd, bytes).expect("ftruncate");
+    (File::from(fd.try_clone().expect("dup")), fd)
+}
+
+impl World {
+    fn run(mut self) {
+        loop {
+            while let Ok(command) = self.inbox.try_recv() {
+                if !self.handle_command(command) {
+                    return;
+                }
+            }
+            self.accept();
+            self.handle_requests();
+            self.take_news();
+            self.answer_gates();
+            self.carry();
+            self.ring_clients();
+            self.sleep();
+        }
+    }
+
+    /// Sleeps until a doorbell, a message or a command, unless a ring is dirty.
+    fn sleep(&mut self) {
+        let has_news =
+            self.sessions.iter_mut().map(|session| session.endpoint.park()).fold(false, |a, b| a | b);
+        if !has_news {
+            let mut fds =
+                vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
+            for session in &self.sessions {
+                fds.push(PollFd::new(&session.connection, PollFlags::IN));
+                fds.push(PollFd::new(&session.doorbell, PollFlags::IN));
+            }
+            rustix::event::poll(&mut fds, None).expect("poll");
+        }
+        let mut count = [0; 8];
+        for session in &mut self.sessions {
+            session.endpoint.unpark();
+            let _ = rustix::io::read(&session.doorbell, &mut count);
+        }
+        let _ = rustix::io::read(&self.bell, &mut count);
+    }
+
+    fn handle_command(&mut self, command: Command) -> bool {
+        match command {
+            Command::Die => return false,
+            Command::Hold(is_held, reply) => {
+                self.is_held = is_held;
+                reply.send(()).expect("the test waits");
+            }
+            Command::Detach(text) => {
+                for session in self.sessions.drain(..) {
+                    let body = ResponseBody::Detached { text: text.clone() };
+                    socket::send_response(&session.connection, &Response { id: 0, body }, &[])
+                        .expect("detach");
+                }
+            }
+            Command::Submissions(reply) => {
+                self.take_news();
+                self.carry();
+                reply.send(self.seen.clone()).expect("the test waits");
+            }
+            Command::TaskState(cell, reply) => {
+                let state = self.sessions.iter().find_map(|session| session.cells.read(cell).expect("valid"));
+                reply.send(state.map(|times| times.state)).expect("the test waits");
+            }
+            Command::FailPartition { exchange, code, text } => {
+                for partition in
+                    self.partitions_mut().filter(|partition| partition.asked.exchange == exchange)
+                {
+                    partition.fail(code, &text);
+                }
+            }
+            Command::FailChannel { exchange, channel, code, text } => {
+                for gate in self.gates_mut().filter(|gate| gate.asked.exchange == exchange) {
+                    gate.fail(channel, code, &text);
+                }
+            }
+            Command::Inject { exchange, channel, bytes } => {
+                for gate in self.gates_mut().filter(|gate| gate.asked.exchange == exchange) {
+                    assert!(gate.deliver(channel, &bytes, 0), "room for what is injected");
+                }
+            }
+        }
+        true
+    }
+
+    fn partitions_mut(&mut self) -> impl Iterator<Item = &mut PartitionSide> {
+        self.sessions.iter_mut().flat_map(|session| &mut session.rings).filter_map(|ring| match ring {
+            Ring::Partition(partition) => Some(&mut **partition),
+            _ => None,
+        })
+    }
+
+    fn gates_mut(&mut self) -> impl Iterator<Item = &mut GateSide> {
+        self.sessions.iter_mut().flat_map(|session| &mut session.rings).filter_map(|ring| match ring {
+            Ring::Gate(gate) => Some(&mut **gate),
+            _ => None,
+        })
+    }
+
+    fn accept(&mut self) {
+        while let Ok((connection, _)) = socket::accept(&self.listener) {
+            let hello = loop {
+                match socket::receive_request(&connection) {
+                    Ok(request) => break request,
+                    Err(AttachError::WouldBlock) => std::thread::yield_now(),
+                    Err(error) => panic!("hello: {error}"),
+                }
+            };
+            let RequestBody::Hello { version, .. } = hello.body else { panic!("{hello:?} before hello") };
+            if version != ATTACH_VERSION {
+                continue;
+            }
+            let (endpoint, fds) = SessionEndpoint::create().expect("session");
+            let (cells, cells_fd) = TaskCellReader::create().expect("cells");
+            let body = ResponseBody::Welcome {
+                version: ATTACH_VERSION,
+                node: "here".into(),
+                segment_bytes: self.settings.segment_bytes,
+                record_bytes_max: self.settings.record_bytes_max,
+                event_bytes_max: 1024,
+            };
+            let descriptors = [fds.page.as_fd(), fds.doorbell.as_fd(), fds.wakeup.as_fd(), cells_fd.as_fd()];
+            socket::send_response(&connection, &Response { id: hello.id, body }, &descriptors)
+                .expect("welcome");
+            let doorbell = endpoint.doorbell_fd().try_clone_to_owned().expect("dup");
+            let (tasks, rings, unanswered) = (0, Vec::new(), Vec::new());
+            self.sessions.push(Session { connection, endpoint, doorbell, cells, tasks, rings, unanswered });
+        }
+    }
+
+    fn handle_requests(&mut self) {
+        let mut index = 0;
+        while index < self.sessions.len() {
+            match socket::receive_request(&self.sessions[index].connection) {
+                Ok(request) => self.handle_request(index, request),
+                Err(AttachError::WouldBlock) => index += 1,
+                Err(AttachError::Closed) => {
+                    let session = self.sessions.remove(index);
+                    for ring in session.rings {
+                        self.close(ring);
+                    }
+                }
+                Err(error) => panic!("request: {error}"),
+            }
+        }
+    }
+
+    fn handle_request(&mut self, index: usize, request: Request) {
+        let Request { id, body } = request;
+        let body = match body {
+            RequestBody::CreateTask { .. } => {
+                self.sessions[index].tasks += 1;
+                ResponseBody::Task { cell: self.sessions[index].tasks - 1 }
+            }
+            RequestBody::CreatePartition(asked) => return self.create_partition(index, id, asked),
+            RequestBody::CreateGate(asked) => return self.sessions[index].unanswered.push((id, asked)),
+            RequestBody::ClosePartition { ring } | RequestBody::CloseGate { ring } => {
+                self.take_news();
+                self.carry();
+                let ring = std::mem::replace(&mut self.sessions[index].rings[ring as usize], Ring::Closed);
+                self.close(ring);
+                ResponseBody::Closed
+            }
+            RequestBody::Hello { .. } => panic!("a second hello"),
+        };
+        self.sessions[index].answer(id, body, &[]);
+    }
+
+    /// The other end of each channel learns that this one is gone.
+    fn close(&mut self, ring: Ring) {
+        match ring {
+            Ring::Partition(partition) if !partition.is_over => {
+                let channel =
+                    if partition.asked.strategy == "forward" { 0 } else { partition.asked.producer };
+                for gate in self.gates_mut().filter(|gate| gate.asked.exchange == partition.asked.exchange) {
+                    gate.fail(channel, 1, "the producer left before its end of data");
+                }
+            }
+            Ring::Gate(gate) if gate.over.iter().any(|over| !over) => {
+                for partition in self.partitions_mut().filter(|of| of.asked.exchange == gate.asked.exchange) {
+                    partition.fail(2, "the consumer left before it had everything");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn create_partition(&mut self, index: usize, id: u64, asked: CreatePartition) {
+        if asked.producer >= asked.producers {
+            let text = format!("producer is {}; needed: less than {}", asked.producer, asked.producers);
+            let body = ResponseBody::Refused { code: "index out of range".into(), text };
+            return self.sessions[index].answer(id, body, &[]);
+        }
+        let subpartitions = if asked.strategy == "forward" { 1 } else { asked.consumers };
+        let segments = self.settings.partition_segments;
+        let layout = PartitionLayout { segments, subpartitions };
+        let (endpoint, rings) = PartitionEndpoint::create(&layout).expect("partition");
+        let (region, region_fd) = memfd(u64::from(segments) * u64::from(self.settings.segment_bytes));
+        let session = &mut self.sessions[index];
+        let body = ResponseBody::Partition {
+            ring: session.rings.len() as u32,
+            segments,
+            subpartitions,
+            quota: asked.options.quota.unwrap_or(self.settings.quota),
+            overdraft: asked.options.overdraft.unwrap_or(self.settings.overdraft),
+            segment_bytes: self.settings.segment_bytes,
+        };
+        let count = subpartitions as usize;
+        session.rings.push(Ring::Partition(Box::new(PartitionSide {
+            asked,
+            endpoint,
+            region,
+            queues: vec![VecDeque::new(); count],
+            updates: vec![SubpartitionUpdate::default(); count],
+            ended: vec![false; count],
+            is_over: false,
+        })));
+        session.answer(id, body, &[rings.as_fd(), region_fd.as_fd()]);
+    }
+
+    /// Answers the gates whose exchange has a producer by now, or that said how many there are.
+    fn answer_gates(&mut self) {
+        for index in 0..self.sessions.len() {
+            for (id, asked) in std::mem::take(&mut self.sessions[index].unanswered) {
+                let known = self
+                    .partitions_mut()
+                    .find(|of| of.asked.exchange == asked.exchange)
+                    .map(|of| of.asked.clone());
+                let producers = asked.producers.or(known.as_ref().map(|of| of.producers));
+                let Some(producers) = producers else {
+                    self.sessions[index].unanswered.push((id, asked));
+                    continue;
+                };
+                let strategy = known.as_ref().map(|of| of.strategy.clone()).or(asked.strategy.clone());
+                let strategy = strategy.unwrap_or("rebalance".into());
+                let checksum = known.is_some_and(|of| of.checksum) || asked.checksum.unwrap_or(false);
+                self.create_gate(index, id, asked, producers, strategy, checksum);
+            }
+        }
+    }
+
+    fn create_gate(
+        &mut self,
+        index: usize,
+        id: u64,
+        asked: CreateGate,
+        producers: u32,
+        strategy: String,
+        checksum: bool,
+    ) {
+        let is_forward = strategy == "forward";
+        let channels = if is_forward { 1 } else { producers };
+        let segments = self.settings.gate_segments;
+        let (endpoint, rings) = GateEndpoint::create(&GateLayout { segments, channels }).expect("gate");
+        let (region, region_fd) = memfd(u64::from(segments) * u64::from(self.settings.segment_bytes));
+        let session = &mut self.sessions[index];
+        let body = ResponseBody::Gate {
+            ring: session.rings.len() as u32,
+            segments,
+            channels,
+            producers,
+            consumers: asked.consumers,
+            strategy,
+            segment_bytes: self.settings.segment_bytes,
+            checksum,
+        };
+        session.rings.push(Ring::Gate(Box::new(GateSide {
+            asked,
+            is_forward,
+            endpoint,
+            region,
+            segment_bytes: self.settings.segment_bytes,
+            free: (0..segments).collect(),
+            held: BTreeMap::new(),
+            over: vec![false; channels as usize],
+        })));
+        session.answer(id, body, &[rings.as_fd(), region_fd.as_fd()]);
+    }
+
+    /// Takes what the clients of dirty rings have written.
+    fn take_news(&mut self) {
+        for session in &mut self.sessions {
+            let mut dirty = Vec::new();
+            session.endpoint.take_dirty(&mut dirty);
+            for ring in dirty {
+                match session.rings.get_mut(ring as usize) {
+                    Some(Ring::Partition(partition)) => {
+                        while let Some(submission) = partition.endpoint.pop().expect("an honest client") {
+                            self.seen.push(submission.clone());
+                            partition.queue(submission);
+                        }
+                    }
+                    Some(Ring::Gate(gate)) => {
+                        while let Some(given_back) = gate.endpoint.pop().expect("an honest client") {
+                            gate.take_back(given_back);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Carries everything that can be carried.
+    fn carry(&mut self) {
+        if self.is_held {
+            return;
+        }
+        let mut rings: Vec<&mut Ring> =
+            self.sessions.iter_mut().flat_map(|session| &mut session.rings).collect();
+        for consumer in 0..rings.len() {
+            for producer in 0..rings.len() {
+                let Ok([gate, partition]) = rings.get_disjoint_mut([consumer, producer]) else { continue };
+                if let (Ring::Gate(gate), Ring::Partition(partition)) = (gate, partition)
+                    && gate.asked.exchange == partition.asked.exchange
+                {
+                    carry(gate, partition, self.settings.segment_bytes);
+                }
+            }
+        }
+    }
+
+    fn ring_clients(&mut self) {
+        for session in &mut self.sessions {
+            let mut waits = false;
+            for ring in &mut session.rings {
+                match ring {
+                    Ring::Partition(partition) => waits |= partition.endpoint.client_waits(),
+                    Ring::Gate(gate) => waits |= gate.endpoint.client_waits(),
+                    Ring::Closed => {}
+                }
+            }
+            if waits {
+                session.endpoint.ring_client().expect("ring");
+            }
+        }
+    }
+}
+
+impl Session {
+    fn answer(&self, id: u64, body: ResponseBody, descriptors: &[std::os::fd::BorrowedFd<'_>]) {
+        match socket::send_response(&self.connection, &Response { id, body }, descriptors) {
+            Ok(()) | Err(AttachError::Closed) => {}
+            Err(error) => panic!("answer: {error}"),
+        }
+    }
+}
