@@ -1,0 +1,115 @@
+//! Accepting clients, and who they are.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::SocketFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
+
+use super::readiness::registered;
+
+/// How long accepting rests after the kernel refused it (no file descriptors left, for instance).
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// A client process, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its pid, if it is one in the daemon's pid namespace.
+    pub pid: Option<u32>,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// A client that has connected and said nothing yet.
+#[derive(Debug)]
+pub struct Connected {
+    /// Its socket, which does not block.
+    pub socket: OwnedFd,
+    /// Who it is.
+    pub credentials: Credentials,
+    /// Becomes readable when the process ends. `None` when the kernel gives none: then only the end of the socket
+    /// tells, which a forked child of the client can delay.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// The attach socket.
+#[derive(Debug)]
+pub struct AttachListener {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl AttachListener {
+    /// Wraps a listening socket that does not block.
+    ///
+    /// # Errors
+    /// When there is no tokio runtime with I/O.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { socket: registered(socket)? })
+    }
+
+    /// The next client.
+    pub async fn next(&self) -> Connected {
+        loop {
+            let accepted = match self.socket.readable().await {
+                Ok(mut guard) => match guard.try_io(accept) {
+                    Ok(accepted) => accepted,
+                    Err(_would_block) => continue,
+                },
+                Err(error) => Err(error),
+            };
+            match accepted.and_then(identify) {
+                Ok(connected) => return connected,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a client");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+    }
+}
+
+fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
+    Ok(rustix::net::accept_with(listener.get_ref(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+fn identify(socket: OwnedFd) -> io::Result<Connected> {
+    let credentials = credentials(&socket)?;
+    let pidfd = credentials
+        .pid
+        .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    Ok(Connected { socket, credentials, pidfd })
+}
+
+/// SO_PEERCRED. By way of tokio's stream type, since rustix' answer cannot hold the pid 0 that a client in another pid
+/// namespace has.
+fn credentials(socket: &impl AsFd) -> io::Result<Credentials> {
+    let copy = socket.as_fd().try_clone_to_owned()?;
+    let found = tokio::net::UnixStream::from_std(UnixStream::from(copy))?.peer_cred()?;
+    let pid = found.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    Ok(Credentials { pid, uid: found.uid() })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+    use super::*;
+    use crate::attach::run_dir::{ATTACH_SOCKET, RunDir};
+
+    #[tokio::test]
+    async fn a_client_is_known_by_the_kernel() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::lock(dir.path()).unwrap();
+        let listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
+        let client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&client, &SocketAddrUnix::new(dir.path().join(ATTACH_SOCKET)).unwrap()).unwrap();
+        let connected = listener.next().await;
+        let uid = rustix::process::getuid().as_raw();
+        assert_eq!(connected.credentials, Credentials { pid: Some(std::process::id()), uid });
+        assert!(connected.pidfd.is_some());
+    }
+}

@@ -1,0 +1,116 @@
+//! `weir channels`: one row per channel end on a node.
+
+use clap::Args;
+
+use super::RunDirArgs;
+use super::output::{self, Align, Output};
+use crate::control::client;
+use crate::control::snapshot::{ChannelRow, ChannelSide, ChannelsReport};
+use crate::exit::{Exit, Problem};
+
+/// Show every channel that begins or ends on this node.
+///
+/// A channel with a backlog and no credit waits for its consumer. What only the other end of a channel knows is 0 here;
+/// ask the daemon there.
+#[derive(Args, Debug)]
+pub(super) struct ChannelsArgs {
+    #[command(flatten)]
+    daemon: RunDirArgs,
+    /// Show only channels of this exchange.
+    #[arg(long, value_name = "NAME")]
+    exchange: Option<String>,
+    /// Form of the output.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+pub(super) fn run(arguments: &ChannelsArgs) -> Result<Exit, Problem> {
+    let mut report: ChannelsReport = client::get(&arguments.daemon.run_dir, "/v1/channels")?;
+    if let Some(exchange) = &arguments.exchange {
+        report.channels.retain(|row| row.exchange == *exchange);
+    }
+    match arguments.output {
+        Output::Json => output::print_json(&report)?,
+        Output::Table => output::print(&text(&report.channels))?,
+    }
+    Ok(Exit::Ok)
+}
+
+/// One column: its name, how it is set, and its cell of a row.
+type Column = (&'static str, Align, fn(&ChannelRow) -> String);
+
+/// The columns of the table, named as in the JSON.
+const COLUMNS: &[Column] = &[
+    ("exchange", Align::Left, |row| row.exchange.clone()),
+    ("side", Align::Left, |row| match row.side {
+        ChannelSide::Send => "send".to_owned(),
+        ChannelSide::Receive => "receive".to_owned(),
+    }),
+    ("producer", Align::Right, |row| format!("{}/{}", row.producer, row.producers)),
+    ("consumer", Align::Right, |row| format!("{}/{}", row.consumer, row.consumers)),
+    ("peer", Align::Left, |row| if row.peer.is_empty() { "-".to_owned() } else { row.peer.clone() }),
+    ("strategy", Align::Left, |row| row.strategy.clone()),
+    ("credit", Align::Right, |row| row.credit.to_string()),
+    ("backlog", Align::Right, |row| row.backlog.to_string()),
+    ("queued_bytes", Align::Right, |row| row.queued_bytes.to_string()),
+    ("unacked_bytes", Align::Right, |row| row.unacked_bytes.to_string()),
+    ("receiver_ready", Align::Right, |row| row.receiver_ready.to_string()),
+    ("receiver_held", Align::Right, |row| row.receiver_held.to_string()),
+    ("bytes_total", Align::Right, |row| row.bytes_total.to_string()),
+    ("buffers_total", Align::Right, |row| row.buffers_total.to_string()),
+    ("records_total", Align::Right, |row| row.records_total.to_string()),
+    ("state", Align::Left, |row| row.state.clone()),
+    ("send_stalled_seconds_total", Align::Right, |row| format!("{:.3}", row.send_stalled_seconds_total)),
+];
+
+fn text(channels: &[ChannelRow]) -> String {
+    if channels.is_empty() {
+        return "no channels\n".to_owned();
+    }
+    let head: Vec<(&str, Align)> = COLUMNS.iter().map(|(name, align, _)| (*name, *align)).collect();
+    let rows: Vec<Vec<String>> =
+        channels.iter().map(|row| COLUMNS.iter().map(|(_, _, cell)| cell(row)).collect()).collect();
+    output::table(&head, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_column_has_its_place() {
+        let row = ChannelRow {
+            exchange: "edge".into(),
+            side: ChannelSide::Send,
+            producer: 0,
+            producers: 1,
+            consumer: 2,
+            consumers: 4,
+            peer: "b".into(),
+            strategy: "rebalance".into(),
+            shard: 0,
+            state: "open".into(),
+            credit: 3,
+            backlog: 5,
+            queued_bytes: 163_840,
+            unacked_bytes: 32_768,
+            receiver_ready: 0,
+            receiver_held: 0,
+            bytes_total: 1_000_000,
+            buffers_total: 31,
+            records_total: 9_000,
+            send_stalled_seconds_total: 1.25,
+        };
+        let text = text(&[row]);
+        let lines: Vec<&str> = text.lines().collect();
+        let heads: Vec<&str> = lines[0].split_whitespace().collect();
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(heads.len(), COLUMNS.len());
+        let cell_of = |head: &str| cells[heads.iter().position(|h| *h == head).unwrap()];
+        assert_eq!(cell_of("CONSUMER"), "2/4");
+        assert_eq!(cell_of("BACKLOG"), "5");
+        assert_eq!(cell_of("STATE"), "open");
+        assert_eq!(cell_of("SEND_STALLED_SECONDS_TOTAL"), "1.250");
+        assert_eq!(super::text(&[]), "no channels\n");
+    }
+}

@@ -1,0 +1,244 @@
+//! `weir daemon`: from the command line to a running node, and from a signal to its end.
+
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::UnboundedReceiver;
+use toml::Value;
+use tracing::level_filters::LevelFilter;
+
+use super::systemd;
+use super::wiring::{self, Shards};
+use crate::config::{
+    self, Config, LogFormat, LogLevel, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX,
+};
+use crate::control::server::ControlServer;
+use crate::exit::{Exit, Problem};
+use crate::node::{Node, NodeEnd, NodeOptions};
+use crate::shard::mailbox::{ShardSender, ToNode, ToShard};
+
+/// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
+///
+/// Flags win over the configuration file. A second signal ends the daemon without waiting for its channels. Exit codes:
+/// 0 stopped by a signal, 1 it could not start or go on, 78 the configuration is wrong.
+#[derive(Args, Debug)]
+pub(super) struct DaemonArgs {
+    /// Configuration file; `conf.d/*.toml` beside it is read too. Not given: /etc/weir/weir.toml if it exists.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Name of this node, unique in the cluster (`node`).
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    node: Option<String>,
+    /// Address for links from other nodes (`listen`).
+    #[arg(long, value_name = "ADDR", value_parser = listen)]
+    listen: Option<String>,
+    /// Directory of the daemon's sockets (`run_dir`).
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Another node and where it listens (`peers`). May be given more than once.
+    #[arg(long = "peer", value_name = "NAME=ADDR", value_parser = peer)]
+    peers: Vec<(String, String)>,
+    /// File with the cluster key (`key_file`).
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Number of shards, 0 for one per CPU (`shards`).
+    #[arg(long, value_name = "N", value_parser = shards)]
+    shards: Option<u32>,
+    /// Bound on the memory of all regions, in bytes or as N% (`memory.total`).
+    #[arg(long, value_name = "BYTES|N%", value_parser = memory)]
+    memory: Option<String>,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    NodeName::from_str(text).map(|name| name.to_string()).map_err(|e| format!("a name, but this one {e}"))
+}
+
+fn listen(text: &str) -> Result<String, String> {
+    let address = SocketAddr::from_str(text).map_err(|_| config::Bounds::SocketAddress.needed())?;
+    Ok(address.to_string())
+}
+
+fn peer(text: &str) -> Result<(String, String), String> {
+    let needed = || format!("NAME=ADDR, where ADDR is {}", PeerAddress::NEEDED);
+    let (node, address) = text.split_once('=').ok_or_else(needed)?;
+    let address = PeerAddress::from_str(address).map_err(|_| needed())?;
+    Ok((name(node)?, address.to_string()))
+}
+
+fn shards(text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|count| *count <= SHARDS_MAX);
+    count.ok_or_else(|| format!("a whole number from 0 to {SHARDS_MAX}"))
+}
+
+fn memory(text: &str) -> Result<String, String> {
+    MemoryTotal::from_str(text).map(|total| total.to_string()).map_err(|e| e.0)
+}
+
+/// Reads the configuration, starts the log, and runs the node.
+pub(super) fn start(arguments: DaemonArgs) -> Result<Exit, Problem> {
+    let file = arguments.config.clone();
+    let config = config::load(file.as_deref(), &overrides(arguments)?)?;
+    if let Some(path) = &config.key_file {
+        // Found wrong here, before anything is listening.
+        config::read_cluster_key(path)?;
+    }
+    start_log(&config);
+    run(config)
+}
+
+/// The flags as settings.
+fn overrides(arguments: DaemonArgs) -> Result<Vec<Override>, Problem> {
+    let DaemonArgs { config: _, node, listen, run_dir, peers, key_file, shards, memory } = arguments;
+    let mut overrides = Vec::new();
+    let mut set = |flag, key: &str, value| overrides.push(Override { flag, key: key.to_owned(), value });
+    for (flag, key, text) in
+        [("--node", "node", node), ("--listen", "listen", listen), ("--memory", "memory.total", memory)]
+    {
+        if let Some(text) = text {
+            set(flag, key, Value::String(text));
+        }
+    }
+    for (flag, key, path) in [("--run-dir", "run_dir", run_dir), ("--key-file", "key_file", key_file)] {
+        let Some(path) = path else { continue };
+        let text = path.into_os_string().into_string().map_err(|path| {
+            Problem::new(Exit::Usage, format!("bad value of {flag}"))
+                .found(format!("{:?}", path.display()))
+                .needed("a path in UTF-8")
+                .fix(flag)
+        })?;
+        set(flag, key, Value::String(text));
+    }
+    if let Some(shards) = shards {
+        set("--shards", "shards", Value::Integer(shards.into()));
+    }
+    for (node, address) in peers {
+        set("--peer", &format!("peers.{node}"), Value::String(address));
+    }
+    Ok(overrides)
+}
+
+/// Sends the log to standard error.
+fn start_log(config: &Config) {
+    let level = match config.log.level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_max_level(level)
+        .with_target(false)
+        .with_ansi(io::stderr().is_terminal());
+    let started = match config.log.format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    if let Err(e) = started {
+        eprintln!("weir: warning: no log: {e}");
+    }
+}
+
+/// Runs the node on this thread until a signal ends it or it cannot go on.
+fn run(config: Config) -> Result<Exit, Problem> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
+        Problem::new(Exit::Failed, "cannot start the control thread")
+            .found(e.to_string())
+            .needed("an epoll instance and a few file descriptors")
+            .fix("ulimit -n 1024")
+    })?;
+    let options = wiring::node_options(&config)?;
+    let Shards { senders, reports, threads } = Shards::start(&config)?;
+    let stop = senders.clone();
+    let outcome = runtime.block_on(run_node(options, &config, senders, reports));
+    for shard in &stop {
+        // One that has ended already needs no telling.
+        shard.send(ToShard::Stop);
+    }
+    Shards::join(threads);
+    outcome
+}
+
+async fn run_node(
+    options: NodeOptions,
+    config: &Config,
+    shards: Vec<ShardSender>,
+    reports: UnboundedReceiver<ToNode>,
+) -> Result<Exit, Problem> {
+    let mut signals = StopSignals::new()?;
+    let (node, handle) = Node::start(options, &config.run_dir, shards, reports)
+        .map_err(|e| Problem::new(Exit::Failed, e.to_string()))?;
+    let socket = config.control_socket();
+    let control = ControlServer::bind(&socket).map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot listen on {}", socket.display()))
+            .found(e.to_string())
+            .needed("a directory that this user may write")
+            .fix("run_dir")
+    })?;
+    tracing::info!(
+        node = %config.node_name(),
+        listen = %node.listen_address(),
+        run_dir = %node.run_dir().display(),
+        "ready"
+    );
+    let answering = tokio::spawn(control.serve(handle.clone()));
+    systemd::notify(systemd::READY);
+    let running = node.run();
+    tokio::pin!(running);
+    let end = tokio::select! {
+        end = &mut running => end,
+        name = signals.next() => {
+            systemd::notify(systemd::STOPPING);
+            tracing::info!(signal = name, drain_seconds = config.drain_timeout.0.as_secs(), "stopping");
+            handle.drain().await;
+            tokio::select! {
+                end = &mut running => end,
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "stopping at once");
+                    NodeEnd::Drained
+                }
+            }
+        }
+    };
+    // The node removes the socket with its run directory's lock.
+    answering.abort();
+    match end {
+        NodeEnd::Drained => Ok(Exit::Ok),
+        NodeEnd::DrainTimeout => {
+            tracing::warn!("not everything was sent within drain_timeout");
+            Ok(Exit::Ok)
+        }
+        NodeEnd::ShardFailed { shard, text } => {
+            Err(Problem::new(Exit::Failed, format!("shard {shard} cannot go on: {text}")))
+        }
+    }
+}
+
+/// The signals that stop a daemon.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    fn new() -> Result<Self, Problem> {
+        let listen = |kind| {
+            signal(kind)
+                .map_err(|e| Problem::new(Exit::Failed, "cannot listen for signals").found(e.to_string()))
+        };
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

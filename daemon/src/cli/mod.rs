@@ -1,0 +1,94 @@
+//! The command line: one file per verb.
+//!
+//! Rules that every verb keeps: data goes to standard output and the rest to standard error; a failure is one line
+//! `weir: error: what happened; found X; needed Y; fix: Z`; with `--output json` it is a JSON object on standard output
+//! as well; a closed pipe ends a command quietly; exit codes are those of [`Exit`].
+
+mod channels;
+mod client;
+mod config;
+mod daemon;
+mod framing;
+mod output;
+mod progress;
+mod recv;
+mod send;
+mod status;
+mod systemd;
+mod usage;
+mod wiring;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::DEFAULT_RUN_DIR;
+use crate::control::snapshot::ErrorReport;
+use crate::exit::{Exit, Problem};
+
+/// Moves records between processes on two nodes under credit-based flow control.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run the daemon of this node.
+    Daemon(daemon::DaemonArgs),
+    /// Write records from standard input to an exchange.
+    Send(send::SendArgs),
+    /// Read the records of an exchange to standard output.
+    Recv(recv::RecvArgs),
+    /// Show the state of every subsystem of a daemon.
+    Status(status::StatusArgs),
+    /// Show the channels of a daemon.
+    Channels(channels::ChannelsArgs),
+    /// Check or print a configuration.
+    Config(config::ConfigArgs),
+}
+
+/// The daemon that a command talks to.
+#[derive(Args, Clone, Debug)]
+struct RunDirArgs {
+    /// Run directory of the daemon.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN_DIR)]
+    run_dir: PathBuf,
+}
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn run() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let wants_json = output::wants_json(&arguments);
+    let ended = match Cli::try_parse_from(&arguments) {
+        Ok(Cli { verb }) => run_verb(verb),
+        Err(error) => usage::handle(&error, &arguments),
+    };
+    match ended {
+        Ok(exit) => exit.into(),
+        Err(problem) => {
+            eprintln!("weir: error: {problem}");
+            if wants_json {
+                // Nothing is left to do if even this cannot be written.
+                let _ = output::print_json(&ErrorReport::new(problem.clone()));
+            }
+            problem.exit.into()
+        }
+    }
+}
+
+fn run_verb(verb: Verb) -> Result<Exit, Problem> {
+    match verb {
+        Verb::Daemon(arguments) => daemon::start(arguments),
+        Verb::Send(arguments) => send::run(&arguments),
+        Verb::Recv(arguments) => recv::run(&arguments),
+        Verb::Status(arguments) => status::run(&arguments),
+        Verb::Channels(arguments) => channels::run(&arguments),
+        Verb::Config(arguments) => config::run(&arguments),
+    }
+}

@@ -1,0 +1,181 @@
+//! From the configuration to what each part of the daemon is started with, and the shard threads.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::config::{self, Config};
+use crate::exit::{Exit, Problem};
+use crate::io::RingError;
+use crate::io::probe::{self, Level};
+use crate::io::uring::{UringConfig, UringSetup};
+use crate::link::options::LinkOptions;
+use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::memory::HugepageMode;
+use crate::node::options::NodeOptions;
+use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
+use crate::shard::placement::{self, Pin};
+use crate::shard::{ShardLoop, ShardOptions};
+
+/// How long shard threads may take to end after they were told to.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a node is started with.
+pub(super) fn node_options(config: &Config) -> Result<NodeOptions, Problem> {
+    let key = match &config.key_file {
+        Some(path) => Some(config::read_cluster_key(path)?.0),
+        None => None,
+    };
+    let heartbeat =
+        Heartbeat { interval: config.link.heartbeat_interval.0, timeout: config.link.heartbeat_timeout.0 };
+    Ok(NodeOptions {
+        node: config.node_name(),
+        listen: config.listen,
+        key,
+        peers: config
+            .peers
+            .iter()
+            .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
+            .collect(),
+        limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
+        memory_bytes: config.memory_total_bytes(),
+        hugepages: hugepages(config.memory.hugepages),
+        attachments_max: config.limits.attachments_max,
+        link: LinkOptions {
+            congestion: config.congestion().map(str::to_owned),
+            user_timeout: heartbeat.timeout,
+        },
+        heartbeat,
+        drain_timeout: config.drain_timeout.0,
+    })
+}
+
+fn hugepages(mode: config::HugepageMode) -> HugepageMode {
+    match mode {
+        config::HugepageMode::Auto => HugepageMode::Auto,
+        config::HugepageMode::Require => HugepageMode::Require,
+        config::HugepageMode::Off => HugepageMode::Off,
+    }
+}
+
+fn pin(mode: config::PinMode) -> Pin {
+    match mode {
+        config::PinMode::Auto => Pin::Auto,
+        config::PinMode::On => Pin::On,
+        config::PinMode::Off => Pin::Off,
+    }
+}
+
+/// The shard threads, and the ways to and from them.
+pub(super) struct Shards {
+    /// One per shard, in order.
+    pub(super) senders: Vec<ShardSender>,
+    /// What they tell the node.
+    pub(super) reports: UnboundedReceiver<ToNode>,
+    /// To be given to [`Self::join`] once the node has told them to stop.
+    pub(super) threads: Vec<JoinHandle<()>>,
+}
+
+impl Shards {
+    /// Finds out what the kernel can do, makes a ring for every shard, then starts the threads: what is missing is
+    /// known before any of them runs.
+    pub(super) fn start(config: &Config) -> Result<Self, Problem> {
+        let highest = match config.io.level {
+            config::IoLevel::Auto => None,
+            config::IoLevel::Incremental => Some(Level::Incremental),
+            config::IoLevel::Oneshot => Some(Level::OneShot),
+        };
+        let found = probe::probe(highest).map_err(ring_problem)?;
+        tracing::info!("{found}");
+        let ring = UringConfig {
+            buffers: u16::try_from(config.io.receive_buffers).unwrap_or(u16::MAX),
+            buffer_bytes: config.io.receive_buffer_bytes,
+            hugepages: hugepages(config.memory.hugepages),
+            ..UringConfig::new(found.level)
+        };
+        let limits = config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?;
+        // At most `config::SHARDS_MAX`, by the bounds of the setting.
+        let count = u16::try_from(config.shard_count()).unwrap_or(u16::MAX);
+        let allowed = placement::allowed_cpus();
+        let mut prepared = Vec::new();
+        let mut senders = Vec::new();
+        for shard in 0..count {
+            let (sender, inbox) = mailbox(shard).map_err(|errno| {
+                Problem::new(Exit::Failed, "cannot make the mailbox of a shard").found(errno.to_string())
+            })?;
+            senders.push(sender);
+            prepared.push(Prepared {
+                setup: UringSetup::create(&ring).map_err(ring_problem)?,
+                inbox,
+                options: ShardOptions {
+                    shard,
+                    limits: limits.clone(),
+                    ring_level: found.to_string(),
+                    spin: Duration::from_micros(config.shard.spin_us.into()),
+                },
+                cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
+            });
+        }
+        let (to_node, reports) = unbounded_channel();
+        let mut shards = Self { senders, reports, threads: Vec::new() };
+        for part in prepared {
+            shards.threads.push(part.spawn(to_node.clone())?);
+        }
+        Ok(shards)
+    }
+
+    /// Waits until every thread has ended, but not for ever: one that hangs ends with the process.
+    pub(super) fn join(threads: Vec<JoinHandle<()>>) {
+        let deadline = Instant::now() + JOIN_TIMEOUT;
+        for thread in threads {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                tracing::warn!(thread = thread.thread().name(), "a shard did not end in time");
+            } else if thread.join().is_err() {
+                tracing::error!("a shard ended by a panic");
+            }
+        }
+    }
+}
+
+/// A shard whose thread does not run yet.
+struct Prepared {
+    setup: UringSetup,
+    inbox: ShardInbox,
+    options: ShardOptions,
+    cpu: Option<usize>,
+}
+
+impl Prepared {
+    fn spawn(self, node: UnboundedSender<ToNode>) -> Result<JoinHandle<()>, Problem> {
+        let shard = self.options.shard;
+        let body = move || {
+            let Self { setup, inbox, options, cpu } = self;
+            if let Some(cpu) = cpu
+                && !placement::bind(cpu)
+            {
+                tracing::warn!(shard, cpu, "shard not bound to its CPU");
+            }
+            match setup.enable() {
+                Ok(ring) => ShardLoop::new(options, ring, inbox, node).run(),
+                Err(e) => {
+                    // A node that has ended needs no telling.
+                    let _ = node.send(ToNode::ShardFailed { shard, text: e.to_string() });
+                }
+            }
+        };
+        std::thread::Builder::new().name(format!("weir-shard-{shard}")).spawn(body).map_err(|e| {
+            Problem::new(Exit::Failed, format!("cannot start shard {shard}"))
+                .found(e.to_string())
+                .needed("a thread per shard")
+                .fix("shards, or the limit on tasks (TasksMax=, ulimit -u)")
+        })
+    }
+}
+
+fn ring_problem(error: RingError) -> Problem {
+    Problem::new(Exit::Failed, error.to_string())
+}

@@ -1,0 +1,52 @@
+//! Why a configuration is not taken.
+
+use std::fmt;
+use std::path::Path;
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A line of a file, counted from 1.
+    Line(Box<Path>, u32),
+    /// A file as a whole.
+    File(Box<Path>),
+    /// A flag of the command line, as `--listen`.
+    Flag(&'static str),
+    /// Nowhere: the value is the built-in default.
+    Default,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(file, line) => write!(f, "{}:{line}", file.display()),
+            Self::File(file) => write!(f, "{}", file.display()),
+            Self::Flag(flag) => f.write_str(flag),
+            Self::Default => f.write_str("default configuration"),
+        }
+    }
+}
+
+/// What is wrong with a configuration: where, what happened, what was found, what is needed, what fixes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Where the value stands.
+    pub place: Place,
+    /// What happened, as `unknown key "memory.totl"`.
+    pub what: String,
+    /// The value found.
+    pub found: String,
+    /// What is needed instead.
+    pub needed: String,
+    /// The key or command that fixes it.
+    pub fix: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, what, found, needed, fix } = self;
+        write!(f, "{place}: {what}; found {found}; needed {needed}; fix: {fix}")
+    }
+}
+
+impl std::error::Error for ConfigError {}

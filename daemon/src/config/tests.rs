@@ -1,0 +1,276 @@
+//! The configuration as a user meets it: files in, values or one precise message out.
+
+use std::path::Path;
+
+use toml::Value;
+
+use super::*;
+
+/// Loads a configuration from one file with this text, and `conf.d` files beside it.
+fn load_text(text: &str, extra: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("weir.toml");
+    std::fs::write(&file, text).unwrap();
+    std::fs::create_dir(dir.path().join("conf.d")).unwrap();
+    for (name, text) in extra {
+        std::fs::write(dir.path().join("conf.d").join(name), text).unwrap();
+    }
+    load(Some(&file), &[])
+}
+
+/// The message about this text: line and rest, with the directory left out.
+fn message(text: &str) -> (u32, String) {
+    let error = load_text(text, &[]).expect_err(text);
+    let Place::Line(_, line) = error.place else { panic!("no line in {error}") };
+    let text = error.to_string();
+    (line, text.split_once(": ").unwrap().1.to_owned())
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(load_text("", &[]).unwrap(), Config::default());
+    let config = Config::default();
+    assert_eq!((config.memory.segment_bytes, config.pool.exclusive, config.pool.floating), (32_768, 2, 8));
+    assert_eq!(
+        (config.pool.max_buffers_per_channel, config.pool.overdraft, config.pool.retention),
+        (10, 5, 32)
+    );
+    assert_eq!(config.run_dir, Path::new("/run/weir"));
+    assert!(config.listen.ip().is_loopback());
+}
+
+#[test]
+fn every_section_and_form_of_value_is_read() {
+    let config = load_text(
+        "node = 'a'\nlisten = '127.0.0.1:0'\nshards = 2\ndrain_timeout = '500ms'\n\
+         [peers]\nb = '10.0.0.2:7070'\n\"c.d\" = 'host:1'\n\
+         [memory]\ntotal = '64 MiB'\nhugepages = 'require'\nsegment_bytes = 4096\n\
+         [shard]\npin = 'on'\nspin_us = 50\n[link]\ncongestion = 'cubic'\n",
+        &[],
+    )
+    .unwrap();
+    assert_eq!(config.node_name().as_str(), "a");
+    assert_eq!(config.shard_count(), 2);
+    assert_eq!(config.drain_timeout, Span::from_ms(500));
+    assert_eq!(
+        config.peers.iter().map(|(n, a)| format!("{n}={a}")).collect::<Vec<_>>(),
+        ["b=10.0.0.2:7070", "c.d=host:1"]
+    );
+    assert_eq!(config.memory_total_bytes(), 64 << 20);
+    assert_eq!((config.memory.hugepages, config.shard.pin), (HugepageMode::Require, PinMode::On));
+    assert_eq!(config.congestion(), Some("cubic"));
+    assert_eq!(Config::default().congestion(), None);
+}
+
+#[test]
+fn an_unknown_key_names_its_line_and_the_nearest_key() {
+    for (text, line, found, nearest) in [
+        ("\n[memory]\ntotl = 5\n", 3, "memory.totl", "memory.total"),
+        ("segment_bytes = 4096\n", 1, "segment_bytes", "memory.segment_bytes"),
+        ("[memroy]\ntotal = '5%'\n", 1, "memroy", "memory"),
+        ("[memory]\nexclusive = 3\n", 2, "memory.exclusive", "pool.exclusive"),
+        ("a = 1\n", 1, "a", ""),
+        ("memory.total = '5%'\nmemory.hugepage = 'off'\n", 2, "memory.hugepage", "memory.hugepages"),
+        ("[pool]\nexclusive = 3\n[pool.floating]\nx = 1\n", 0, "", ""),
+    ] {
+        let (found_line, text) = message(text);
+        if line > 0 {
+            assert_eq!(found_line, line, "{text}");
+            assert!(text.starts_with(&format!("unknown key; found {found:?}")), "{text}");
+            assert!(text.contains(&format!("nearest known key is \"{nearest}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_value_names_its_line_what_was_found_and_what_is_needed() {
+    for (text, line, expected) in [
+        (
+            "[memory]\nsegment_bytes = 1000",
+            2,
+            "bad value of memory.segment_bytes; found 1000; needed a power of two from 4096 to 1048576",
+        ),
+        ("[memory]\nsegment_bytes = '32k'", 2, "found \"32k\"; needed a power of two"),
+        ("[memory]\nsegment_bytes = 2097152", 2, "found 2097152; needed a power of two from 4096 to 1048576"),
+        ("shards = -1", 1, "found -1; needed a whole number from 0 to 64"),
+        ("shards = 65", 1, "found 65; needed a whole number from 0 to 64"),
+        ("shards = 1.5", 1, "found 1.5; needed a whole number"),
+        ("# c\n\n[memory]\ntotal = '95%'", 4, "found \"95%\"; needed at least 4 MiB"),
+        ("[memory]\ntotal = 1", 2, "found 1; needed at least 4 MiB"),
+        ("[memory]\nhugepages = 'yes'", 2, "found \"yes\"; needed one of \"auto\", \"require\", \"off\""),
+        ("listen = 'localhost:7070'", 1, "needed an IP address with a port"),
+        ("listen = 7070", 1, "found 7070; needed an IP address with a port"),
+        ("node = 'a b'", 1, "found \"a b\"; needed 1 to 64 of"),
+        ("drain_timeout = '11min'", 1, "found \"11min\"; needed a duration from \"0s\" to \"10min\""),
+        ("[peers]\nb = '10.0.0.2'", 2, "bad value of peers.b; found \"10.0.0.2\"; needed a host with a port"),
+        (
+            "[peers]\n\"b c\" = '10.0.0.2:1'",
+            2,
+            "a peer needs the name of its node; found \"b c\", which holds ' '",
+        ),
+        ("[pool]\nexclusive = 0", 2, "found 0; needed a whole number from 1 to 1024"),
+        ("[shard]\nspin_us = 51", 2, "found 51; needed a whole number from 0 to 50"),
+        ("memory = 5", 1, "memory is a section; found a value"),
+        ("shards = 2\nshards = 3", 2, "not valid TOML"),
+        ("shards = ", 1, "not valid TOML"),
+        ("shards = 99999999999999999999", 1, "99999999999999999999"),
+        ("[io]\nreceive_buffers = [1]", 2, "found an array; needed a power of two"),
+    ] {
+        let (found_line, message) = message(text);
+        assert_eq!(found_line, line, "{message}");
+        assert!(message.contains(expected), "{text}: {message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    let long = format!("run_dir = '/{}'", "x".repeat(90));
+    assert!(message(&long).1.contains("needed a path of 1 to 90 bytes"));
+}
+
+#[test]
+fn the_core_takes_what_the_bounds_allow() {
+    assert_eq!(Config::default().limits().unwrap(), weir_flow::limits::Limits::default());
+    for (segment, count) in [("4096", 1), ("1048576", 1024)] {
+        let text = format!(
+            "[memory]\nsegment_bytes = {segment}\n[pool]\nexclusive = {count}\nfloating = {}\nretention = {}\n\
+             overdraft = {count}\nmax_buffers_per_channel = {}\n[link]\nheartbeat_interval = '100ms'\n",
+            count * 64,
+            count * 64,
+            count * 64,
+        );
+        load_text(&text, &[]).unwrap().limits().unwrap();
+    }
+}
+
+#[test]
+fn relations_between_settings_are_checked() {
+    for (text, line, expected) in [
+        (
+            "shards = 1\nlisten = '0.0.0.0:7070'",
+            2,
+            "links from other machines need a cluster key; found listen = \"0.0.0.0:7070\"",
+        ),
+        (
+            "[link]\nheartbeat_interval = '4s'\nheartbeat_timeout = '5s'",
+            3,
+            "at least twice the interval of 4s",
+        ),
+        ("node = 'a'\n[peers]\na = 'x:1'", 3, "this node is its own peer"),
+    ] {
+        let (found_line, message) = message(text);
+        assert_eq!(found_line, line, "{message}");
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+    // With a key the address may be any.
+    load_text("listen = '0.0.0.0:7070'\nkey_file = '/etc/weir/key'", &[]).unwrap();
+}
+
+#[test]
+fn conf_d_wins_over_the_file_and_flags_win_over_both() {
+    let extra = [
+        ("20-b.toml", "shards = 3"),
+        ("10-a.toml", "shards = 2\n[pool]\nfloating = 9"),
+        ("x.conf", "nonsense"),
+    ];
+    let config = load_text("shards = 1\n[pool]\nexclusive = 4", &extra).unwrap();
+    assert_eq!((config.shards, config.pool.exclusive, config.pool.floating), (3, 4, 9));
+
+    let error = load_text("", &[("10-a.toml", "\nshard = 2")]).unwrap_err();
+    assert!(matches!(&error.place, Place::Line(path, _) if path.ends_with("conf.d/10-a.toml")), "{error}");
+
+    let flag = |value: Value| Override { flag: "--shards", key: "shards".into(), value };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("weir.toml");
+    std::fs::write(&file, "shards = 1").unwrap();
+    assert_eq!(load(Some(&file), &[flag(Value::Integer(5))]).unwrap().shards, 5);
+    let error = load(Some(&file), &[flag(Value::Integer(500))]).unwrap_err();
+    assert_eq!(error.place, Place::Flag("--shards"));
+}
+
+#[test]
+fn a_named_file_must_be_there_and_be_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = load(Some(&dir.path().join("no.toml")), &[]).unwrap_err().to_string();
+    assert!(missing.contains("no.toml: configuration cannot be read; found No such file"), "{missing}");
+    assert!(load(Some(dir.path()), &[]).unwrap_err().to_string().contains("needed a regular file"));
+    let binary = dir.path().join("binary.toml");
+    std::fs::write(&binary, [0xff, 0xfe]).unwrap();
+    load(Some(&binary), &[]).unwrap_err();
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let text = "node = 'a'\nkey_file = '/k'\nlisten = '0.0.0.0:1'\n[peers]\n\"c.d\" = 'h:1'\n[memory]\ntotal = '64 MiB'";
+    let config = load_text(text, &[]).unwrap();
+    assert_eq!(load_text(&effective_file(&config), &[]).unwrap(), config);
+    assert_eq!(load_text(&effective_file(&Config::default()), &[]).unwrap(), Config::default());
+    assert_eq!(load_text(&default_file(), &[]).unwrap(), Config::default());
+    // The default file with its comments taken off holds every default.
+    let settings = default_file();
+    let bare: String = settings
+        .lines()
+        .filter(|line| {
+            line.starts_with('[') || (line.contains(" = ") && !line.contains(". ") && !line.ends_with("\"\""))
+        })
+        .map(|line| format!("{}\n", line.trim_start_matches("# ")))
+        .filter(|line| !line.starts_with("b = "))
+        .collect();
+    assert_eq!(load_text(&bare, &[]).unwrap(), Config::default(), "{bare}");
+}
+
+#[test]
+fn every_field_is_described_and_every_default_is_within_its_bounds() {
+    let values = toml::Table::try_from(Config::default()).unwrap();
+    let mut described = 0;
+    for section in sections() {
+        assert!(!section.doc.is_empty(), "[{}] has no doc", section.name);
+        for setting in section.settings {
+            described += 1;
+            assert!(!setting.doc.is_empty() && !setting.cost.is_empty(), "{}", section.key(setting));
+            let table = if section.name.is_empty() { Some(&values) } else { values[section.name].as_table() };
+            if let Some(value) = table.unwrap().get(setting.name) {
+                assert!(setting.bounds.allows(value), "{} = {value}", section.key(setting));
+            }
+        }
+    }
+    // Each value of the default configuration belongs to a described setting; two have no default.
+    let serialized: usize = values.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
+    assert_eq!(described, serialized + 2);
+}
+
+#[test]
+fn a_cluster_key_is_32_bytes_that_only_the_owner_reads() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    let set = |bytes: usize, mode: u32| {
+        std::fs::write(&path, vec![7; bytes]).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        read_cluster_key(&path)
+    };
+    assert_eq!(set(32, 0o600).unwrap(), ClusterKey([7; 32]));
+    assert!(set(33, 0o600).unwrap_err().to_string().contains("found 33 bytes; needed exactly 32"));
+    assert!(set(31, 0o400).is_err());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let open = read_cluster_key(&path).unwrap_err().to_string();
+    assert!(open.contains("found mode 640; needed mode 600 or 400; fix: chmod 600"), "{open}");
+    assert!(read_cluster_key(&dir.path().join("no")).is_err());
+    assert!(read_cluster_key(dir.path()).is_err());
+    assert!(!format!("{:?}", ClusterKey([7; 32])).contains('7'));
+}
+
+/// Fails when `docs/configuration.md` or `systemd/weir.toml` is not what the settings say. `WEIR_BLESS=1` writes them.
+#[test]
+fn the_generated_files_are_fresh() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (path, wanted) in [("docs/configuration.md", markdown()), ("systemd/weir.toml", default_file())] {
+        let path = root.join(path);
+        if std::env::var_os("WEIR_BLESS").is_some_and(|value| value == "1") {
+            std::fs::write(&path, &wanted).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            found == wanted,
+            "{} is stale; fix: WEIR_BLESS=1 cargo test -p weir --lib generated",
+            path.display()
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! What the daemon says about itself, as both ends of the control socket see it.
+//!
+//! `schema_version` is the first field of every answer. It grows when a field changes its meaning or goes away; a new
+//! field is no new version. Units are in the names. There is no NaN: what is not known is `null` or left out.
+
+use std::future::Future;
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Problem;
+
+/// Version of the answers' form.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// What the control socket asks. Each question is answered within [`super::server::ANSWER_TIMEOUT`], or the asker is
+/// told that the daemon is busy.
+pub trait SnapshotSource: Clone + Send + Sync + 'static {
+    /// State of every subsystem.
+    fn status(&self) -> impl Future<Output = Result<StatusReport, Problem>> + Send;
+
+    /// State of every channel of this node, both ends.
+    fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;
+}
+
+/// Answer to `GET /v1/status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatusReport {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Name of the node.
+    pub node: String,
+    /// Version of the daemon.
+    pub version: String,
+    /// Process of the daemon.
+    pub pid: u32,
+    /// Time since it started, in whole seconds.
+    pub uptime_seconds: u64,
+    /// Address on which it listens for links.
+    pub listen: String,
+    /// Memory of all regions.
+    pub memory: MemoryReport,
+    /// One entry per subsystem, always all of them, in a fixed order.
+    pub subsystems: Vec<Subsystem>,
+}
+
+/// Memory of all regions, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// In use now.
+    pub used_bytes: u64,
+    /// Most that was in use at a time.
+    pub high_water_bytes: u64,
+    /// The bound, `memory.total`.
+    pub total_bytes: u64,
+}
+
+/// How a subsystem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// It does all it can do.
+    Ok,
+    /// It works, with less than it could have.
+    Degraded,
+    /// It is not in use.
+    Off,
+}
+
+impl Health {
+    /// As tables show it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::Degraded => "DEGRADED",
+            Self::Off => "OFF",
+        }
+    }
+}
+
+/// One subsystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subsystem {
+    /// Its name: one word.
+    pub name: String,
+    /// How it is.
+    pub state: Health,
+    /// What it does, or what is lost, in a few words.
+    pub detail: String,
+    /// Why it is degraded or off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The key or command that would make it whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Subsystem {
+    /// One that does all it can do.
+    #[must_use]
+    pub fn ok(name: &str, detail: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), state: Health::Ok, detail: detail.into(), reason: None, fix: None }
+    }
+
+    /// One that works with less than it could have.
+    #[must_use]
+    pub fn degraded(
+        name: &str,
+        detail: impl Into<String>,
+        reason: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            state: Health::Degraded,
+            detail: detail.into(),
+            reason: Some(reason.into()),
+            fix: Some(fix.into()),
+        }
+    }
+
+    /// One that is not in use.
+    #[must_use]
+    pub fn off(name: &str, reason: impl Into<String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            state: Health::Off,
+            detail: String::new(),
+            reason: Some(reason.into()),
+            fix: None,
+        }
+    }
+}
+
+impl StatusReport {
+    /// Whether any subsystem is degraded.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.subsystems.iter().any(|subsystem| subsystem.state == Health::Degraded)
+    }
+}
+
+/// Answer to `GET /v1/channels`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChannelsReport {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Name of the node.
+    pub node: String,
+    /// One row per channel end on this node, sorted by exchange, side, producer and consumer.
+    pub channels: Vec<ChannelRow>,
+}
+
+/// Which end of a channel a row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChannelSide {
+    /// The producer's.
+    Send,
+    /// The consumer's.
+    Receive,
+}
+
+/// One end of one channel. What only the other end knows is 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChannelRow {
+    /// Name of the exchange.
+    pub exchange: String,
+    /// Which end this is.
+    pub side: ChannelSide,
+    /// Index of the producer.
+    pub producer: u32,
+    /// How many producers the exchange has.
+    pub producers: u32,
+    /// Index of the consumer.
+    pub consumer: u32,
+    /// How many consumers the exchange has.
+    pub consumers: u32,
+    /// Node of the other end; empty while nobody has connected.
+    pub peer: String,
+    /// Ship strategy.
+    pub strategy: String,
+    /// The shard of this end.
+    pub shard: u16,
+    /// State of this end, in words.
+    pub state: String,
+    /// Receive segments that the sender may still open (sending end), or that are granted and not opened (receiving
+    /// end). The two differ by what is on the wire.
+    pub credit: u32,
+    /// Receive segments that the sender's queue would still open: its own count, or the last one that it told.
+    pub backlog: u32,
+    /// Data that waits: to be sent, or to be handed to the application.
+    pub queued_bytes: u64,
+    /// Data that was sent and is not acknowledged.
+    pub unacked_bytes: u64,
+    /// Segments that the receiver granted and that are not opened.
+    pub receiver_ready: u32,
+    /// Segments that are open, filled or held by the application.
+    pub receiver_held: u32,
+    /// Data that crossed this end so far.
+    pub bytes_total: u64,
+    /// Data frames that crossed this end so far.
+    pub buffers_total: u64,
+    /// Records that crossed this end so far, as the producer counts them.
+    pub records_total: u64,
+    /// Time with a backlog and nothing sent, an open interval included.
+    pub send_stalled_seconds_total: f64,
+}
+
+/// Answer to whatever failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ErrorReport {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Why.
+    pub error: Problem,
+}
+
+impl ErrorReport {
+    /// A report of this problem.
+    #[must_use]
+    pub fn new(error: Problem) -> Self {
+        Self { schema_version: SCHEMA_VERSION, error }
+    }
+}

@@ -1,0 +1,229 @@
+//! What the kernel can do, found by doing it.
+//!
+//! Version numbers say little: distributions add features to old kernels, and filters take them from new ones. So
+//! each level is tried on a pair of sockets, once, when the daemon starts.
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use io_uring::types::{self, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+
+use super::uring::{UringConfig, UringSetup};
+use super::{Completion, Errno, Ring, RingError, SendBatch, SendPart};
+use crate::memory::{HugepageMode, PAGE_BYTES, Scratch};
+
+/// How much of io_uring is used. Each level has everything of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// One receive at a time, into a buffer per socket. Linux 6.1.
+    OneShot,
+    /// Receives that last, into buffers that all sockets share and that are filled piece by piece. Linux 6.12.
+    Incremental,
+    /// Zero-copy sends of many ranges of registered memory. Linux 6.15.
+    Full,
+}
+
+impl Level {
+    /// Its name in status and log.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::OneShot => "oneshot",
+            Self::Incremental => "incremental",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What [`probe`] found. Displayed, it is one line for the log and the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The level to use.
+    pub level: Level,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Why the level is not higher. None at [`Level::Full`].
+    pub lost: Option<String>,
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "io_uring level {} on Linux {}", self.level, self.kernel)?;
+        match &self.lost {
+            None => Ok(()),
+            Some(lost) => write!(f, ": {lost}"),
+        }
+    }
+}
+
+/// Finds the highest level that works here and is not above `limit`.
+///
+/// # Errors
+///
+/// [`super::Disposition::Fatal`] when not even [`Level::OneShot`] works, with what the operator can do.
+pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
+    let limit = limit.unwrap_or(Level::Full);
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let found = |level, lost| Ok(Probe { level, kernel, lost });
+    try_round_trip(Level::OneShot)?;
+    let configured =
+        |level: Level| Some(format!("{level} is the highest level that the configuration allows"));
+    if limit == Level::OneShot {
+        return found(Level::OneShot, configured(limit));
+    }
+    if let Err(error) = try_round_trip(Level::Incremental) {
+        let lost = format!("no lasting receives into shared buffers, which need Linux 6.12 ({error})");
+        return found(Level::OneShot, Some(lost));
+    }
+    if limit == Level::Incremental {
+        return found(Level::Incremental, configured(limit));
+    }
+    match try_zero_copy() {
+        Ok(()) => found(Level::Full, None),
+        Err(errno) => {
+            let lost = format!("no zero-copy send from registered memory, which needs Linux 6.15 ({errno})");
+            found(Level::Incremental, Some(lost))
+        }
+    }
+}
+
+/// Why io_uring could not be set up, and what to do about it.
+pub(super) fn setup_error(errno: Errno) -> RingError {
+    setup_error_at(errno, Path::new("/"))
+}
+
+pub(super) fn setup_error_at(errno: Errno, root: &Path) -> RingError {
+    let switch = std::fs::read_to_string(root.join("proc/sys/kernel/io_uring_disabled"));
+    let switch = switch.as_deref().map(str::trim).unwrap_or_default();
+    let fix = match (errno.0, switch) {
+        (libc::ENOSYS, _) => {
+            "needed: a kernel with CONFIG_IO_URING, Linux 6.1 or later, and no seccomp filter that hides io_uring"
+        }
+        (libc::EPERM | libc::EACCES, "2") => {
+            "kernel.io_uring_disabled is 2; needed: 0; run `sysctl kernel.io_uring_disabled=0`"
+        }
+        (libc::EPERM | libc::EACCES, "1") => {
+            "kernel.io_uring_disabled is 1; needed: 0, or the daemon in kernel.io_uring_group; run `sysctl kernel.io_uring_disabled=0`"
+        }
+        (libc::EPERM | libc::EACCES, _) => {
+            "a seccomp filter or security module forbids io_uring_setup; allow io_uring_setup, io_uring_enter and io_uring_register (SystemCallFilter= of the unit, seccomp profile of the container)"
+        }
+        (libc::EINVAL, _) => "needed: Linux 6.1 or later",
+        (libc::ENOMEM, _) => {
+            "the limit on locked memory is too low for the rings; set LimitMEMLOCK=infinity, or run `ulimit -l unlimited`"
+        }
+        (libc::EMFILE | libc::ENFILE, _) => "raise the limit on open descriptors (LimitNOFILE=, ulimit -n)",
+        _ => "this is not expected; see `dmesg`",
+    };
+    RingError::fatal("io_uring_setup", errno, fix)
+}
+
+/// Sends two batches through a ring of this level and receives them with another socket of the same ring.
+fn try_round_trip(level: Level) -> Result<(), RingError> {
+    let config = UringConfig {
+        entries: 8,
+        sockets: 2,
+        buffers: 2,
+        buffer_bytes: PAGE_BYTES as u32,
+        hugepages: HugepageMode::Off,
+        ..UringConfig::new(level)
+    };
+    let mut ring = UringSetup::create(&config)?.enable()?;
+    let (near, far) = UnixStream::pair().map_err(|error| failed("socketpair", error.into()))?;
+    let near = ring.add_socket(near.into())?;
+    let far = ring.add_socket(far.into())?;
+    ring.receive(far)?;
+    let mut received = Vec::new();
+    for round in 1..=2_u8 {
+        let batch = SendBatch {
+            headers: vec![round; 64],
+            parts: vec![SendPart::Header { start: 0, bytes: 64 }],
+            bytes: 64,
+        };
+        ring.send(near, batch).map_err(|(error, _)| error)?;
+        let wanted = usize::from(round) * 64;
+        for _ in 0..100 {
+            if received.len() >= wanted {
+                break;
+            }
+            ring.park(Some(Duration::from_millis(10)))?;
+            while let Some(completion) = ring.next() {
+                match completion {
+                    Completion::Received { chunk, .. } => {
+                        received.extend_from_slice(ring.bytes(&chunk));
+                        ring.release(chunk);
+                    }
+                    Completion::Sent { result: Err(errno), .. } | Completion::ReceiveFailed { errno, .. } => {
+                        return Err(failed("round trip over a socket pair", errno));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    let sent = [[1; 64], [2; 64]].concat();
+    if received == sent { Ok(()) } else { Err(failed("round trip over a socket pair", Errno(libc::EIO))) }
+}
+
+fn failed(what: &'static str, errno: Errno) -> RingError {
+    RingError::fatal(what, errno, "needed: Linux 6.1 or later with a working io_uring")
+}
+
+/// Whether the kernel takes a zero-copy send whose ranges lie in registered memory. It is tried on a Unix socket,
+/// for which an older kernel says that there is no such operation and a newer one that there is no such socket.
+fn try_zero_copy() -> Result<(), Errno> {
+    let mut ring: IoUring =
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
+    let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
+    let vector = libc::iovec { iov_base: memory.address().cast(), iov_len: memory.bytes() };
+    // SAFETY: the memory outlives the registration, which ends below or with the ring.
+    unsafe { ring.submitter().register_buffers(&[vector]) }.map_err(Errno::from)?;
+    let (near, far) = UnixStream::pair().map_err(Errno::from)?;
+    let parts = [libc::iovec { iov_base: memory.address().cast(), iov_len: 64 }; 2];
+    // SAFETY: all zeroes is a msghdr without name, vectors and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len();
+    let entry =
+        opcode::SendMsgZc::new(types::Fd(near.as_raw_fd()), &raw const message).buf_index(Some(0)).build();
+    // SAFETY: the message lives until the entry was handed over, which copies it; what it names is given up below
+    // unless the kernel has let go of it.
+    unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
+    let timeout = Timespec::from(Duration::from_secs(1));
+    let mut answer = None;
+    let mut let_go = false;
+    for _ in 0..4 {
+        let entered = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout));
+        let completions = ring.completion();
+        for completion in completions {
+            let_go = !cqueue::more(completion.flags());
+            if !cqueue::notif(completion.flags()) {
+                answer = Some(completion.result());
+            }
+        }
+        if let_go || entered.is_err() {
+            break;
+        }
+    }
+    drop(far);
+    if !let_go {
+        // The kernel may still read it.
+        std::mem::forget(memory);
+        return Err(Errno(libc::ETIME));
+    }
+    match answer {
+        Some(result) if result >= 0 || result == -libc::EOPNOTSUPP => Ok(()),
+        Some(result) => Err(Errno(result.saturating_neg())),
+        None => Err(Errno(libc::ETIME)),
+    }
+}

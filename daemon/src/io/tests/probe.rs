@@ -1,0 +1,65 @@
+//! What the probe says.
+
+use crate::io::probe::{Level, probe, setup_error_at};
+use crate::io::uring::{UringConfig, UringSetup};
+use crate::io::{Disposition, Errno};
+
+fn fix_of(errno: i32, switch: Option<&str>) -> String {
+    let root = tempfile::tempdir().expect("a directory");
+    if let Some(switch) = switch {
+        let directory = root.path().join("proc/sys/kernel");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join("io_uring_disabled"), format!("{switch}\n")).expect("a file");
+    }
+    let error = setup_error_at(Errno(errno), root.path());
+    assert!(matches!(error.disposition, Disposition::Fatal { .. }));
+    error.to_string()
+}
+
+#[test]
+fn an_error_at_setup_names_the_switch_or_filter() {
+    assert!(fix_of(libc::EPERM, Some("2")).contains("kernel.io_uring_disabled is 2"));
+    assert!(fix_of(libc::EPERM, Some("2")).contains("sysctl kernel.io_uring_disabled=0"));
+    assert!(fix_of(libc::EPERM, Some("1")).contains("kernel.io_uring_group"));
+    assert!(fix_of(libc::EPERM, Some("0")).contains("seccomp"));
+    assert!(fix_of(libc::EPERM, None).contains("seccomp"));
+    assert!(fix_of(libc::ENOSYS, None).contains("CONFIG_IO_URING"));
+    assert!(fix_of(libc::EINVAL, None).contains("Linux 6.1"));
+    assert!(fix_of(libc::ENOMEM, None).contains("LimitMEMLOCK"));
+    assert!(fix_of(libc::EMFILE, None).contains("LimitNOFILE"));
+}
+
+#[test]
+fn the_level_is_at_most_the_limit() {
+    let best = probe(None).expect("a working io_uring");
+    println!("{best}");
+    assert_eq!(best.lost.is_none(), best.level == Level::Full, "{best}");
+    for limit in [Level::OneShot, Level::Incremental, Level::Full] {
+        let limited = probe(Some(limit)).expect("a working io_uring");
+        assert_eq!(limited.level, limit.min(best.level), "{limited}");
+        let line = limited.to_string();
+        assert!(!line.contains('\n') && line.contains(limited.level.as_str()), "{line}");
+    }
+}
+
+#[test]
+fn a_configuration_out_of_bounds_is_refused() {
+    let good = UringConfig::new(Level::Incremental);
+    let bad = [
+        UringConfig { entries: 0, ..good.clone() },
+        UringConfig { entries: 8192, ..good.clone() },
+        UringConfig { sockets: 0, ..good.clone() },
+        UringConfig { sockets: u16::MAX, ..good.clone() },
+        UringConfig { buffers: 3, ..good.clone() },
+        UringConfig { buffers: 1, ..good.clone() },
+        UringConfig { buffers: 256, ..good.clone() },
+        UringConfig { buffer_bytes: 5000, ..good.clone() },
+        UringConfig { buffer_bytes: 2048, ..good.clone() },
+        UringConfig { buffer_bytes: 32 << 20, ..good },
+    ];
+    for config in bad {
+        let error = UringSetup::create(&config).err().expect("out of bounds");
+        assert!(error.to_string().contains("needed: "), "{error}");
+        assert!(matches!(error.disposition, Disposition::Fatal { .. }));
+    }
+}

@@ -1,0 +1,126 @@
+//! The ring for the kernel.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `setup` | making a ring, on any thread, and moving it to its own |
+//! | `queue` | the submission and completion queues, entering the kernel |
+//! | `socket` | the table of sockets |
+//! | `memory` | buffers to receive into |
+//! | `send`, `receive`, `watch`, `close` | one operation each: how it starts and what its completion means |
+//!
+//! Each entry handed to the kernel carries its operation and the place in the table that it is for. The kernel
+//! answers each with exactly one *last* completion. A place in a table is free only after the last completion of
+//! everything that was started for it, so a completion can never meet a stranger.
+
+mod close;
+mod memory;
+mod queue;
+mod receive;
+mod send;
+mod setup;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+pub use setup::{UringConfig, UringSetup};
+
+use super::{Chunk, Completion, Ring, RingCounters, RingError, SendBatch, SocketSlot, WatchId};
+use memory::ReceiveMemory;
+use queue::{Operation, Queue};
+use socket::Sockets;
+use watch::Watches;
+
+/// A ring of the kernel, with everything that the kernel may touch through it. Made by [`UringSetup::enable`], on
+/// the thread that uses it.
+///
+/// Dropping it cancels what is in flight and waits until the kernel lets go of the memory.
+pub struct Uring {
+    /// Tells its chunks from those of other rings.
+    tag: u32,
+    // In this order, so that the kernel's side goes before the memory that it uses.
+    queue: Queue,
+    sockets: Sockets,
+    watches: Watches,
+    memory: ReceiveMemory,
+    /// Completions that no entry of the kernel stands for.
+    ready: VecDeque<Completion>,
+    /// Sockets that receive again once there is memory, by place. Oldest first.
+    starved: VecDeque<u16>,
+    counters: RingCounters,
+}
+
+impl Uring {
+    fn handle_completion(&mut self, completion: queue::Entry) -> Option<Completion> {
+        let queue::Entry { operation, place, result, flags } = completion;
+        match operation {
+            Operation::Send => self.handle_sent(place, result),
+            Operation::Receive => self.handle_received(place, result, flags),
+            Operation::Watch => self.handle_watched(place, result, flags),
+            Operation::CancelSocket => self.handle_socket_cancelled(place),
+            Operation::CancelWatch => self.handle_watch_cancelled(place),
+            Operation::Unknown => None,
+        }
+    }
+}
+
+impl Ring for Uring {
+    fn add_socket(&mut self, socket: OwnedFd) -> Result<SocketSlot, RingError> {
+        self.sockets.add(&mut self.queue, socket)
+    }
+
+    fn close_socket(&mut self, socket: SocketSlot) {
+        self.start_close(socket);
+    }
+
+    fn send(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)> {
+        self.start_send(socket, batch)
+    }
+
+    fn receive(&mut self, socket: SocketSlot) -> Result<(), RingError> {
+        self.start_receive(socket)
+    }
+
+    fn watch(&mut self, descriptor: BorrowedFd<'_>, id: WatchId) -> Result<(), RingError> {
+        self.watches.add(&mut self.queue, descriptor, id)
+    }
+
+    fn unwatch(&mut self, id: WatchId) {
+        self.watches.remove(&mut self.queue, id);
+    }
+
+    fn park(&mut self, timeout: Option<Duration>) -> Result<(), RingError> {
+        let timeout = if self.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
+        self.queue.park(timeout)
+    }
+
+    fn next(&mut self) -> Option<Completion> {
+        loop {
+            if let Some(completion) = self.ready.pop_front() {
+                return Some(completion);
+            }
+            let entry = self.queue.pop()?;
+            if let Some(completion) = self.handle_completion(entry) {
+                return Some(completion);
+            }
+        }
+    }
+
+    fn bytes(&self, chunk: &Chunk) -> &[u8] {
+        if chunk.ring == self.tag { self.memory.bytes(chunk) } else { &[] }
+    }
+
+    fn release(&mut self, chunk: Chunk) {
+        if chunk.ring == self.tag {
+            self.handle_released(chunk);
+        }
+    }
+
+    fn counters(&self) -> RingCounters {
+        RingCounters { enters: self.queue.enters(), deferred: self.queue.deferred(), ..self.counters }
+    }
+}

@@ -1,0 +1,265 @@
+use std::net::SocketAddr;
+
+use tokio::net::TcpListener;
+
+use super::*;
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn identity(node: &str) -> Identity {
+    Identity {
+        node: name(node),
+        epoch: 7,
+        segment_bytes: 32 * 1024,
+        shards: 2,
+        listen_port: 7070,
+        key: Arc::from([1_u8; 32]),
+    }
+}
+
+const DATA: Purpose = Purpose { kind: LinkKind::Data, local_shard: 5, peer_shard: 1 };
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let (dialled, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    (dialled.unwrap(), accepted.unwrap().0)
+}
+
+type Outcome = Result<(TcpStream, Peer), HandshakeError>;
+
+async fn meet(dialler: Identity, acceptor: Identity, purpose: Purpose, expected: &str) -> (Outcome, Outcome) {
+    let (dialled, accepted) = pair().await;
+    let expected = name(expected);
+    tokio::join!(dial(dialled, &dialler, purpose, &expected), accept(accepted, &acceptor))
+}
+
+fn text(outcome: Outcome) -> String {
+    outcome.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn both_ends_learn_who_the_other_is_and_take_no_byte_too_many() {
+    let (dialled, accepted) =
+        meet(Identity { epoch: 3, listen_port: 1, ..identity("a") }, identity("b"), DATA, "b").await;
+    let (mut at_a, b) = dialled.unwrap();
+    let (mut at_b, a) = accepted.unwrap();
+    assert_eq!(b, Peer { node: name("b"), epoch: 7, listen_port: 7070, purpose: DATA });
+    let mirrored = Purpose { kind: LinkKind::Data, local_shard: 1, peer_shard: 5 };
+    assert_eq!(a, Peer { node: name("a"), epoch: 3, listen_port: 1, purpose: mirrored });
+    at_a.write_all(b"first").await.unwrap();
+    let mut first = [0_u8; 5];
+    at_b.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"first");
+}
+
+#[tokio::test]
+async fn without_a_key_on_both_ends_the_handshake_succeeds() {
+    let bare = |node| Identity { key: Arc::from([]), ..identity(node) };
+    let (dialled, accepted) = meet(bare("a"), bare("b"), Purpose::CONTROL, "b").await;
+    dialled.unwrap();
+    accepted.unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_told_to_both_ends() {
+    for key in [Arc::from([2_u8; 32]), Arc::from([])] {
+        let (dialled, accepted) =
+            meet(Identity { key, ..identity("a") }, identity("b"), Purpose::CONTROL, "b").await;
+        assert!(matches!(dialled, Err(HandshakeError::Key)), "{dialled:?}");
+        assert!(matches!(&accepted, Err(HandshakeError::Refused(_))), "{accepted:?}");
+        assert!(text(accepted).contains("cluster key differs"));
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_name_is_told_to_both_ends() {
+    let (dialled, accepted) = meet(identity("a"), identity("b"), Purpose::CONTROL, "c").await;
+    let needed = "node name is b; needed: c, as peers configures it for this address";
+    assert_eq!(text(dialled), needed);
+    assert!(text(accepted).contains(needed));
+    let (dialled, accepted) = meet(identity("a"), identity("a"), Purpose::CONTROL, "a").await;
+    assert!(matches!(accepted, Err(HandshakeError::OwnName { .. })), "{accepted:?}");
+    assert!(text(dialled).contains("node name a is that of both nodes"));
+}
+
+#[tokio::test]
+async fn a_wrong_segment_size_is_told_to_both_ends() {
+    let (dialled, accepted) =
+        meet(Identity { segment_bytes: 65536, ..identity("a") }, identity("b"), Purpose::CONTROL, "b").await;
+    let needed = "memory.segment_bytes of the peer is 65536; needed: 32768, equal on all nodes";
+    assert_eq!(text(accepted), needed);
+    assert!(text(dialled).contains(needed));
+}
+
+#[tokio::test]
+async fn a_shard_that_is_not_there_is_told_to_both_ends() {
+    let (dialled, accepted) =
+        meet(identity("a"), identity("b"), Purpose { peer_shard: 2, ..DATA }, "b").await;
+    assert_eq!(text(accepted), "shard 2 asked for; needed: below 2");
+    assert!(text(dialled).contains("shard 2 asked for"));
+}
+
+/// The first message of a dialler with this version; only the version's place is fixed for all versions.
+fn hello_of_version(version: u16) -> Vec<u8> {
+    let hello = own_hello(&identity("a"), Role::Dialler, Purpose::CONTROL).unwrap();
+    let mut bytes = Vec::new();
+    encode(&Message::Hello { hello: Hello { version, ..hello }, confirm: false }, &mut bytes);
+    bytes
+}
+
+/// What the other end says before it closes. A test must fail, not hang, when it says nothing.
+async fn read_goodbye(stream: &mut TcpStream) -> String {
+    let said = async {
+        loop {
+            match read_message(stream, &mut 0).await {
+                Ok(Message::Goodbye { failure }) => return failure.text,
+                Ok(_) => {}
+                Err(error) => panic!("no Goodbye but {error}"),
+            }
+        }
+    };
+    tokio::time::timeout(HANDSHAKE_TIMEOUT * 2, said).await.expect("a Goodbye")
+}
+
+#[tokio::test]
+async fn a_wrong_version_is_told_to_both_ends() {
+    let (mut dialled, accepted) = pair().await;
+    dialled.write_all(&hello_of_version(2)).await.unwrap();
+    let identity = identity("b");
+    let (accepted, goodbye) = tokio::join!(accept(accepted, &identity), async {
+        let goodbye = read_goodbye(&mut dialled).await;
+        drop(dialled);
+        goodbye
+    });
+    assert!(matches!(accepted, Err(HandshakeError::Version { found: 2 })), "{accepted:?}");
+    assert!(goodbye.contains("protocol version is 2; needed: 1"), "{goodbye}");
+}
+
+#[tokio::test]
+async fn a_replayed_handshake_is_refused() {
+    // An honest handshake, recorded by someone in the middle.
+    let (dialled, mut middle_a) = pair().await;
+    let (mut middle_b, accepted) = pair().await;
+    let (a, b, expected) = (identity("a"), identity("b"), name("b"));
+    let mut recorded = Vec::new();
+    let (dialled, accepted, ()) =
+        tokio::join!(dial(dialled, &a, Purpose::CONTROL, &expected), accept(accepted, &b), async {
+            for from_a in [true, false, true] {
+                let (from, to) =
+                    if from_a { (&mut middle_a, &mut middle_b) } else { (&mut middle_b, &mut middle_a) };
+                let mut bytes = Vec::new();
+                encode(&read_message(from, &mut 0).await.unwrap(), &mut bytes);
+                to.write_all(&bytes).await.unwrap();
+                if from_a {
+                    recorded.extend_from_slice(&bytes);
+                }
+            }
+        });
+    dialled.unwrap();
+    accepted.unwrap();
+
+    let (mut replayer, accepted) = pair().await;
+    replayer.write_all(&recorded).await.unwrap();
+    let (accepted, goodbye) = tokio::join!(accept(accepted, &b), async {
+        let goodbye = read_goodbye(&mut replayer).await;
+        drop(replayer);
+        goodbye
+    });
+    assert!(matches!(accepted, Err(HandshakeError::Key)), "{accepted:?}");
+    assert!(goodbye.contains("cluster key differs"), "{goodbye}");
+}
+
+#[tokio::test]
+async fn a_reflected_code_is_refused() {
+    let (mut attacker, accepted) = pair().await;
+    let b = identity("b");
+    let (accepted, ()) = tokio::join!(accept(accepted, &b), async {
+        let hello = own_hello(&identity("a"), Role::Dialler, Purpose::CONTROL).unwrap();
+        write_message(&mut attacker, &Message::Hello { hello: hello.clone(), confirm: false }).await.unwrap();
+        let Message::HelloAck { hello: ack } = read_message(&mut attacker, &mut 0).await.unwrap() else {
+            panic!("no HelloAck");
+        };
+        // Without the key, the acceptor's own code is all there is to answer with.
+        let confirm = Message::Hello { hello: Hello { mac: ack.mac, ..hello }, confirm: true };
+        write_message(&mut attacker, &confirm).await.unwrap();
+        drop(attacker);
+    });
+    assert!(matches!(accepted, Err(HandshakeError::Key)), "{accepted:?}");
+}
+
+#[tokio::test]
+async fn an_acceptor_that_is_reflected_to_itself_is_refused() {
+    // The attacker answers the dialler with the dialler's own Hello.
+    let (dialled, mut attacker) = pair().await;
+    let (a, expected) = (identity("a"), name("b"));
+    let (dialled, ()) = tokio::join!(dial(dialled, &a, Purpose::CONTROL, &expected), async {
+        let Message::Hello { hello, .. } = read_message(&mut attacker, &mut 0).await.unwrap() else {
+            panic!("no Hello");
+        };
+        let ack = Message::HelloAck { hello: Hello { role: Role::Acceptor, node: name("b"), ..hello } };
+        write_message(&mut attacker, &ack).await.unwrap();
+        drop(attacker);
+    });
+    assert!(matches!(dialled, Err(HandshakeError::Key)), "{dialled:?}");
+}
+
+#[tokio::test]
+async fn a_confirmation_for_another_hello_is_refused() {
+    let (mut dialled, accepted) = pair().await;
+    let b = identity("b");
+    let (accepted, ()) = tokio::join!(accept(accepted, &b), async {
+        let hello = own_hello(&identity("a"), Role::Dialler, Purpose::CONTROL).unwrap();
+        write_message(&mut dialled, &Message::Hello { hello: hello.clone(), confirm: false }).await.unwrap();
+        read_message(&mut dialled, &mut 0).await.unwrap();
+        let other = Hello { node: name("c"), ..hello };
+        write_message(&mut dialled, &Message::Hello { hello: other, confirm: true }).await.unwrap();
+        drop(dialled);
+    });
+    assert!(matches!(accepted, Err(HandshakeError::Inconsistent { .. })), "{accepted:?}");
+}
+
+#[tokio::test]
+async fn garbage_and_frames_that_are_no_handshake_are_refused() {
+    let mut catalog = Vec::new();
+    encode(&Message::Catalog { entries: Vec::new() }, &mut catalog);
+    for bytes in [vec![0xA5_u8; 64], catalog, b"GET / HTTP/1.1\r\nHost: weir.example.com\r\n\r\n".to_vec()] {
+        let (mut dialled, accepted) = pair().await;
+        dialled.write_all(&bytes).await.unwrap();
+        let identity = identity("b");
+        let (accepted, goodbye) = tokio::join!(accept(accepted, &identity), async {
+            let goodbye = read_goodbye(&mut dialled).await;
+            drop(dialled);
+            goodbye
+        });
+        assert!(matches!(accepted, Err(HandshakeError::Wire(_))), "{accepted:?}");
+        assert!(goodbye.starts_with("no handshake: "), "{goodbye}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_sends_byte_after_byte_is_cut_off_after_five_seconds() {
+    let (mut dialled, accepted) = pair().await;
+    let begun = tokio::time::Instant::now();
+    let identity = identity("b");
+    let (accepted, ()) = tokio::join!(accept(accepted, &identity), async {
+        for byte in hello_of_version(1) {
+            tokio::time::sleep(Duration::from_millis(900)).await;
+            if dialled.write_all(&[byte]).await.is_err() {
+                break;
+            }
+        }
+    });
+    assert!(matches!(accepted, Err(HandshakeError::Timeout)), "{accepted:?}");
+    assert!(begun.elapsed() >= HANDSHAKE_TIMEOUT);
+}
+
+#[tokio::test]
+async fn a_peer_that_closes_is_reported() {
+    let (dialled, accepted) = pair().await;
+    drop(dialled);
+    let outcome = accept(accepted, &identity("b")).await;
+    assert!(matches!(outcome, Err(HandshakeError::Closed)), "{outcome:?}");
+}

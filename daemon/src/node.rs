@@ -1,0 +1,441 @@
+//! The node: the one actor of the control thread. It owns what concerns more than one shard or more than one client:
+//! the catalog, the memory budget, the peers, the client sessions, the table of data links.
+//!
+//! Everything reaches it as a [`NodeEvent`] or a [`ToNode`] and is handled to the end, without waiting, before the
+//! next: no state is ever seen half changed. What takes time (dialling, handshakes, talking to a client) runs in
+//! tasks of its own that report back. Data never passes through here; a busy node delays new channels, not old ones.
+//!
+//! | part | what it decides |
+//! |---|---|
+//! | [`peers`] | control links: which of two stays, what is sent over them, when a peer counts as lost |
+//! | [`attachments`] | clients: who may attach, and what becomes of what they have |
+//! | [`creation`] | partitions and gates: what may be created, and its memory |
+//! | [`routing`] | what the catalog asks for: channels, announcements, failures |
+//! | [`data_links`] | which data links exist |
+//! | [`drain`] | how a node stops |
+
+mod attachments;
+mod creation;
+mod data_links;
+mod drain;
+mod handle;
+mod load;
+pub mod options;
+mod peers;
+mod report;
+mod routing;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use weir_flow::catalog::Catalog;
+use weir_flow::exchange::Name;
+use weir_flow::ids::Incarnation;
+use weir_flow::pool::budget::NodeBudget;
+use weir_flow::wire::Message;
+
+use crate::attach::listener::{AttachListener, Connected};
+use crate::attach::run_dir::RunDir;
+use crate::attach::session::SessionEvent;
+use crate::link::handshake::{self, HandshakeError, Identity, Peer};
+use crate::link::listen::{self, Gatekeeper};
+use crate::link::options as link_options;
+use crate::link::peer::{Dialled, LinkEnd, random};
+use crate::shard::mailbox::{AttachmentId, ShardSender, ShardSnapshot, ToNode, ToShard};
+
+pub use handle::NodeHandle;
+pub use options::{NodeEnd, NodeOptions, StartError};
+
+use attachments::Attachments;
+use creation::WaitingGates;
+use data_links::{DataLinks, Route, Step};
+use drain::Drain;
+use load::LoadTable;
+use peers::{ControlId, Peers};
+use routing::Backoffs;
+
+/// Events that may wait for the node. Senders wait, so a flood slows the flooders.
+const EVENTS_MAX: usize = 256;
+
+/// Time between samples of the shards' load.
+const LOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What tasks of the control thread tell the node.
+#[derive(Debug)]
+pub(crate) enum NodeEvent {
+    /// A client has connected.
+    Connected(Connected),
+    /// A client's session says something.
+    Session {
+        /// Which client.
+        attachment: AttachmentId,
+        /// What.
+        event: SessionEvent,
+    },
+    /// A peer has dialled and the handshake is done.
+    Accepted {
+        /// The connection.
+        stream: TcpStream,
+        /// Who it is.
+        peer: Peer,
+        /// Where it came from.
+        from: SocketAddr,
+    },
+    /// A connection did not get through its handshake.
+    Refused {
+        /// Where it came from.
+        from: SocketAddr,
+        /// Why.
+        error: HandshakeError,
+    },
+    /// Dialling a configured peer.
+    Dialled {
+        /// Its name.
+        peer: Name,
+        /// What came of it.
+        outcome: Dialled,
+    },
+    /// A message of a peer on a control link.
+    Control {
+        /// Which link.
+        link: ControlId,
+        /// What.
+        message: Message,
+    },
+    /// A control link has ended.
+    ControlEnded {
+        /// Which link.
+        link: ControlId,
+        /// Why.
+        end: LinkEnd,
+    },
+    /// Dialling a data link, or making a pair.
+    DataDialled {
+        /// For which route.
+        route: Route,
+        /// What came of it.
+        outcome: Result<DataSockets, String>,
+    },
+    /// A data link that could not be dialled is to be tried again.
+    DialAgain {
+        /// For which route.
+        route: Route,
+    },
+    /// A sample of the shards' load.
+    Load(Vec<ShardSnapshot>),
+    /// Somebody asks for a report.
+    Report {
+        /// Where to.
+        reply: oneshot::Sender<report::NodeReport>,
+    },
+    /// The node is to drain and end.
+    Drain,
+}
+
+/// What dialling a data link brings.
+#[derive(Debug)]
+pub(crate) enum DataSockets {
+    /// One end; the other is at the peer.
+    Link {
+        /// The connection.
+        stream: TcpStream,
+        /// Who is at the other end.
+        peer: Peer,
+    },
+    /// Both ends of a link of this node to itself.
+    Pair {
+        /// The end of the route's local shard.
+        dialled: TcpStream,
+        /// The end of the route's peer shard.
+        accepted: TcpStream,
+    },
+}
+
+/// The node. Everything it owns ends with it.
+pub struct Node {
+    options: NodeOptions,
+    identity: Identity,
+    run_dir: RunDir,
+    listen: SocketAddr,
+    started: Instant,
+    shards: Vec<ShardSender>,
+    events: mpsc::Sender<NodeEvent>,
+    inbox: mpsc::Receiver<NodeEvent>,
+    from_shards: mpsc::UnboundedReceiver<ToNode>,
+    catalog: Catalog,
+    budget: NodeBudget,
+    load: LoadTable,
+    peers: Peers,
+    attachments: Attachments,
+    links: DataLinks<OwnedFd>,
+    steps: Vec<Step<OwnedFd>>,
+    backoffs: Backoffs,
+    waiting_gates: WaitingGates,
+    last_incarnation: u64,
+    refused: Option<String>,
+    drain: Option<Drain>,
+    /// Everything that runs beside the node. Aborted when the node ends.
+    tasks: JoinSet<()>,
+    /// Those of them that accept; they end when a drain begins.
+    acceptors: JoinSet<()>,
+}
+
+impl Node {
+    /// Locks the run directory, listens for clients and peers, and begins to dial. Must be called inside a tokio
+    /// runtime with I/O and time. `from_shards` is where the shards send.
+    ///
+    /// # Errors
+    /// Whatever an operator must put right first; nothing is left behind then.
+    pub fn start(
+        options: NodeOptions,
+        run_dir: &Path,
+        shards: Vec<ShardSender>,
+        from_shards: mpsc::UnboundedReceiver<ToNode>,
+    ) -> Result<(Self, NodeHandle), StartError> {
+        let shard_count = match u16::try_from(shards.len()) {
+            Ok(count) if count > 0 => count,
+            _ => {
+                return Err(StartError::Shards { found: shards.len() });
+            }
+        };
+        if let Some(peer) = options.peers.iter().find(|peer| peer.node == options.node) {
+            return Err(StartError::OwnPeer { name: peer.node.clone() });
+        }
+        let run_dir = RunDir::lock(run_dir)?;
+        link_options::check(&options.link)?;
+        let listener = listen::bind(options.listen, options.key.is_some())?;
+        let listen = listener.local_addr().map_err(os("asking for the listening address"))?;
+        let clients = AttachListener::new(run_dir.listen()?).map_err(os("watching the attach socket"))?;
+        raise_descriptor_limit();
+        let (events, inbox) = mpsc::channel(EVENTS_MAX);
+        let identity = Identity {
+            node: options.node.clone(),
+            epoch: new_epoch(),
+            segment_bytes: options.limits.segment_bytes,
+            shards: shard_count,
+            listen_port: listen.port(),
+            key: options.key.as_ref().map_or_else(|| Arc::from([]), |key| Arc::from(*key)),
+        };
+        let mut node = Self {
+            catalog: Catalog::new(options.node.clone()),
+            budget: NodeBudget::new(options.memory_bytes),
+            load: LoadTable::new(shard_count),
+            peers: Peers::default(),
+            attachments: Attachments::default(),
+            links: DataLinks::default(),
+            steps: Vec::new(),
+            backoffs: Backoffs::new(),
+            waiting_gates: WaitingGates::new(),
+            last_incarnation: identity.epoch,
+            refused: None,
+            drain: None,
+            tasks: JoinSet::new(),
+            acceptors: JoinSet::new(),
+            started: Instant::now(),
+            events: events.clone(),
+            options,
+            identity,
+            run_dir,
+            listen,
+            shards,
+            inbox,
+            from_shards,
+        };
+        node.acceptors.spawn(accept_peers(
+            Gatekeeper::new(listener),
+            node.identity.clone(),
+            node.options.link.clone(),
+            events.clone(),
+        ));
+        node.acceptors.spawn(accept_clients(clients, events.clone()));
+        if node.shards.len() > 1 {
+            node.acceptors.spawn(sample_load(node.shards.clone(), events.clone()));
+        }
+        node.keep_peers();
+        Ok((node, NodeHandle { events }))
+    }
+
+    /// Where links from other nodes are accepted.
+    #[must_use]
+    pub fn listen_address(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        self.run_dir.path()
+    }
+
+    /// Runs until told to drain, or until a shard fails. Shards are told to stop on the way out.
+    pub async fn run(mut self) -> NodeEnd {
+        let end = loop {
+            let deadline = self.drain.as_ref().map(Drain::deadline);
+            tokio::select! {
+                biased;
+                Some(message) = self.from_shards.recv() => {
+                    if let Some(end) = self.handle_shard(message) {
+                        break end;
+                    }
+                }
+                Some(event) = self.inbox.recv() => self.handle_event(event),
+                () = until(deadline) => break NodeEnd::DrainTimeout,
+                // Finished tasks are only swept up.
+                Some(_) = self.tasks.join_next() => {}
+            }
+            self.route();
+            if self.is_drained() {
+                break NodeEnd::Drained;
+            }
+        };
+        self.say_goodbye().await;
+        end
+    }
+
+    fn handle_event(&mut self, event: NodeEvent) {
+        match event {
+            NodeEvent::Connected(client) => self.handle_connected(client),
+            NodeEvent::Session { attachment, event } => self.handle_session(attachment, event),
+            NodeEvent::Accepted { stream, peer, from } => self.handle_accepted(stream, peer, from),
+            NodeEvent::Refused { from, error } => self.handle_refused(from, &error),
+            NodeEvent::Dialled { peer, outcome } => self.handle_dialled(&peer, outcome),
+            NodeEvent::Control { link, message } => self.handle_control(link, message),
+            NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),
+            NodeEvent::DataDialled { route, outcome } => self.handle_data_dialled(route, outcome),
+            NodeEvent::DialAgain { route } => self.handle_dial_again(route),
+            NodeEvent::Load(snapshots) => {
+                snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot))
+            }
+            NodeEvent::Report { reply } => self.handle_report(reply),
+            NodeEvent::Drain => self.handle_drain(),
+        }
+    }
+
+    fn handle_shard(&mut self, message: ToNode) -> Option<NodeEnd> {
+        match message {
+            ToNode::LinkClosed { key, reason } => self.handle_link_closed(&key, &reason),
+            ToNode::RingReleased { key } => self.handle_ring_released(key),
+            ToNode::AttachmentFault { attachment, text } => self.handle_attachment_fault(attachment, &text),
+            ToNode::PartitionFinished { key } => self.handle_partition_finished(key),
+            ToNode::RingFailed { key, failure } => self.handle_ring_failed(key, &failure),
+            ToNode::Drained { shard } => self.handle_shard_drained(shard),
+            ToNode::ShardFailed { shard, text } => {
+                tracing::error!(shard, text, "a shard cannot go on: the daemon ends");
+                return Some(NodeEnd::ShardFailed { shard, text });
+            }
+            ToNode::Stopped { shard } => tracing::debug!(shard, "shard stopped"),
+        }
+        None
+    }
+
+    /// Mails a shard. A shard that has ended says so itself; what is mailed to it then concerns nobody.
+    fn mail(&self, shard: u16, message: ToShard) {
+        if let Some(shard) = self.shards.get(usize::from(shard)) {
+            shard.send(message);
+        }
+    }
+
+    /// A new incarnation: later than every earlier one of this node, and, by the clock, than those of other nodes.
+    fn next_incarnation(&mut self) -> Incarnation {
+        let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let by_clock = self.identity.epoch.saturating_add(elapsed);
+        self.last_incarnation = by_clock.max(self.last_incarnation.saturating_add(1));
+        Incarnation(self.last_incarnation)
+    }
+
+    fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
+        tracing::warn!(%from, %error, "a link was refused");
+        self.refused = Some(format!("{from}: {error}"));
+    }
+}
+
+/// A number for this life of the daemon: nanoseconds since 1970, the last 10 bits random. Later lives have larger
+/// numbers, as long as the clock is not set back; two nodes started at the same moment differ.
+fn new_epoch() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+    (ns & !0x3ff) | (random() & 0x3ff)
+}
+
+/// A session takes five descriptors; the usual soft limit of 1024 would end at some 200 clients.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
+    }
+}
+
+fn os(doing: &'static str) -> impl Fn(std::io::Error) -> StartError {
+    move |source| StartError::Os { doing, source }
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept_clients(listener: AttachListener, events: mpsc::Sender<NodeEvent>) {
+    loop {
+        let client = listener.next().await;
+        if events.send(NodeEvent::Connected(client)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Accepts connections and shakes hands with each in a task of its own.
+async fn accept_peers(
+    mut gate: Gatekeeper,
+    identity: Identity,
+    options: link_options::LinkOptions,
+    events: mpsc::Sender<NodeEvent>,
+) {
+    let mut handshakes = JoinSet::new();
+    loop {
+        tokio::select! {
+            stranger = gate.next() => {
+                let (identity, options, events) = (identity.clone(), options.clone(), events.clone());
+                handshakes.spawn(async move {
+                    let listen::Stranger { stream, from, permit } = stranger;
+                    if let Err(error) = link_options::apply(&stream, &options) {
+                        tracing::warn!(%from, %error, "a link was refused");
+                        return;
+                    }
+                    let event = match handshake::accept(stream, &identity).await {
+                        Ok((stream, peer)) => NodeEvent::Accepted { stream, peer, from },
+                        Err(error) => NodeEvent::Refused { from, error },
+                    };
+                    drop(permit);
+                    // A node that has ended accepts nobody.
+                    let _ = events.send(event).await;
+                });
+            }
+            Some(_) = handshakes.join_next() => {}
+        }
+    }
+}
+
+async fn sample_load(shards: Vec<ShardSender>, events: mpsc::Sender<NodeEvent>) {
+    let mut ticks = tokio::time::interval(LOAD_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let snapshots = report::ask_shards(&shards).await;
+        if events.send(NodeEvent::Load(snapshots)).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,512 @@
+//! Clients: who may attach, what each has, and how it ends.
+//!
+//! An attachment ends in two steps. Detached, it answers nothing more and its shard closes all its rings; it is gone
+//! when the shard has let go of the last ring's memory. Only then is that memory's budget free: the kernel may still
+//! be sending from it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use tokio::sync::mpsc;
+use weir_flow::catalog::{GateKey, PartitionKey};
+use weir_flow::exchange::Name;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::pool::budget::ReservationId;
+use weir_ipc::attach::ATTACH_VERSION;
+use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
+use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, EVENT_BYTES_MAX, TASKS_MAX};
+use weir_ipc::session::{SessionEndpoint, SessionFds};
+use weir_ipc::task_cell::TaskCellReader;
+
+use super::{Node, NodeEvent};
+use crate::attach::listener::{Connected, Credentials};
+use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent};
+use crate::memory::Backing;
+use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
+
+/// Longest name that a process may give itself, in bytes; a longer one is cut.
+const PROCESS_NAME_BYTES_MAX: usize = 64;
+
+/// What clients are told when the daemon ends.
+const STOPPING: &str = "the daemon is stopping";
+
+/// Every client, those included that are detached and whose memory is not free yet.
+#[derive(Default)]
+pub(super) struct Attachments {
+    by_id: BTreeMap<AttachmentId, Attachment>,
+    by_place: BTreeMap<Place, RingKey>,
+    next: u64,
+}
+
+/// One client.
+pub(super) struct Attachment {
+    credentials: Credentials,
+    /// What it calls itself; empty before Hello.
+    process_name: String,
+    /// Where its rings live; none before Hello.
+    pub(super) shard: Option<u16>,
+    /// To its session; none once it is detached.
+    answers: Option<mpsc::Sender<Answer>>,
+    /// Names of its tasks, by cell.
+    tasks: Vec<Name>,
+    /// Kept for reading the times of its tasks.
+    cells: Option<TaskCellReader>,
+    rings: BTreeMap<u32, RingState>,
+}
+
+/// What a ring holds in its exchange, as the catalog names it. One at a time on this node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// That of a producer.
+    Partition(PartitionKey),
+    /// That of a consumer.
+    Gate(GateKey),
+}
+
+impl Place {
+    fn is_partition(&self) -> bool {
+        matches!(self, Self::Partition(_))
+    }
+}
+
+/// A partition or gate that a client has, or waits for.
+pub(super) struct RingState {
+    pub(super) place: Place,
+    /// Whether its place is free: every consumer has acknowledged the end, or it failed.
+    pub(super) has_ended: bool,
+    /// Whether neither the client nor the node has closed it.
+    pub(super) is_open: bool,
+    /// Whether the client knows that it is closed. Until then its index is not given to another: the client may still
+    /// close it by that index.
+    is_let_go: bool,
+    /// Its memory; none while a gate waits for its first producer, and when its shard has let go of it.
+    pub(super) memory: Option<RingMemory>,
+}
+
+impl RingState {
+    fn is_gone(&self) -> bool {
+        !self.is_open && self.is_let_go && self.memory.is_none()
+    }
+}
+
+/// What a ring's memory is charged as.
+pub(super) struct RingMemory {
+    pub(super) reservation: ReservationId,
+    pub(super) backing: Backing,
+}
+
+impl Attachments {
+    pub(super) fn get(&self, id: AttachmentId) -> Option<&Attachment> {
+        self.by_id.get(&id)
+    }
+
+    pub(super) fn ring_mut(&mut self, key: RingKey) -> Option<&mut RingState> {
+        self.by_id.get_mut(&key.attachment)?.rings.get_mut(&key.ring)
+    }
+
+    /// Every client that is not detached.
+    pub(super) fn live(&self) -> impl Iterator<Item = (AttachmentId, &Attachment)> {
+        self.by_id.iter().filter(|(_, client)| client.answers.is_some()).map(|(id, client)| (*id, client))
+    }
+
+    /// Who holds this place, and which ring that is.
+    pub(super) fn holder(&self, place: &Place) -> Option<(&Attachment, RingKey)> {
+        let key = *self.by_place.get(place)?;
+        Some((self.by_id.get(&key.attachment)?, key))
+    }
+
+    /// Adds an open ring, which takes its place. A gate is added again when its memory is made.
+    pub(super) fn insert_ring(&mut self, key: RingKey, place: Place, memory: Option<RingMemory>) {
+        if let Some(client) = self.by_id.get_mut(&key.attachment) {
+            self.by_place.insert(place.clone(), key);
+            let state = RingState { place, has_ended: false, is_open: true, is_let_go: false, memory };
+            client.rings.insert(key.ring, state);
+        }
+    }
+
+    /// Frees the place of a ring, once. Says which it was.
+    pub(super) fn free_place(&mut self, key: RingKey) -> Option<Place> {
+        let state = self.by_id.get_mut(&key.attachment)?.rings.get_mut(&key.ring)?;
+        if std::mem::replace(&mut state.has_ended, true) {
+            return None;
+        }
+        self.by_place.remove(&state.place);
+        Some(state.place.clone())
+    }
+
+    /// Regions that exist: of hugepages, of ordinary pages.
+    pub(super) fn regions(&self) -> (u32, u32) {
+        let backings = self
+            .by_id
+            .values()
+            .flat_map(|client| client.rings.values())
+            .filter_map(|ring| ring.memory.as_ref());
+        backings.fold((0, 0), |(hugepages, ordinary), memory| match memory.backing {
+            Backing::Hugepages => (hugepages + 1, ordinary),
+            Backing::Ordinary => (hugepages, ordinary + 1),
+        })
+    }
+}
+
+impl Attachment {
+    /// The client in messages for people.
+    pub(super) fn describe(&self) -> String {
+        let name = if self.process_name.is_empty() { "unnamed" } else { &self.process_name };
+        match self.credentials.pid {
+            Some(pid) => format!("process {pid} ({name})"),
+            None => format!("a process of user {} ({name})", self.credentials.uid),
+        }
+    }
+
+    /// The least ring index that is not in use.
+    fn free_ring(&self) -> Option<u32> {
+        let in_use = self.rings.keys().copied();
+        let free = (0..).zip(in_use).find(|(ring, used)| ring != used).map(|(ring, _)| ring);
+        let free = free.or_else(|| u32::try_from(self.rings.len()).ok());
+        free.filter(|ring| *ring < ATTACHMENT_RINGS_MAX)
+    }
+
+    pub(super) fn has_task(&self, task: u32) -> bool {
+        usize::try_from(task).is_ok_and(|task| task < self.tasks.len())
+    }
+}
+
+/// Why an attachment ends.
+#[derive(Clone, Copy)]
+enum Detach<'a> {
+    /// The client is gone.
+    Gone,
+    /// The client did this.
+    Fault(&'a str),
+    /// The daemon ends.
+    Stopping,
+}
+
+impl<'a> Detach<'a> {
+    /// What the client is told.
+    fn last_word(self) -> Option<&'a str> {
+        match self {
+            Self::Gone => None,
+            Self::Fault(text) => Some(text),
+            Self::Stopping => Some(STOPPING),
+        }
+    }
+
+    /// What the other ends of its channels are told.
+    fn code(self, place: &Place) -> FailureCode {
+        match (self, place) {
+            (Self::Gone, Place::Partition(_)) => FailureCode::ProducerGone,
+            (Self::Gone, Place::Gate(_)) => FailureCode::ConsumerGone,
+            (Self::Fault(_), _) => FailureCode::ClientFault,
+            (Self::Stopping, _) => FailureCode::Stopping,
+        }
+    }
+}
+
+/// What a request comes to, unless it is answered later.
+pub(super) type Outcome = Result<(ResponseBody, Vec<OwnedFd>), Refusal>;
+
+/// Why a request is not granted.
+pub(super) enum Refusal {
+    /// The client is told, and may go on.
+    Refused(Failure),
+    /// No honest client asks for this: it is detached.
+    Fault(String),
+    /// The answer comes later.
+    Later,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Refused(failure)
+    }
+}
+
+impl Node {
+    /// A client has connected.
+    pub(super) fn handle_connected(&mut self, client: Connected) {
+        let (answers, due) = mpsc::channel(ANSWERS_MAX);
+        let id = AttachmentId(self.attachments.next);
+        self.attachments.next += 1;
+        let events = self.events.clone();
+        let credentials = client.credentials;
+        let most = self.options.attachments_max;
+        let text = if self.drain.is_some() {
+            Some(STOPPING.to_owned())
+        } else if self.attachments.live().count() >= usize::try_from(most).unwrap_or(usize::MAX) {
+            Some(format!("{most} clients are attached; needed: fewer, or a larger limits.attachments_max"))
+        } else {
+            None
+        };
+        if let Some(text) = text {
+            // The session ends when it has said so.
+            let _ =
+                answers.try_send(Answer::plain(Response { id: 0, body: ResponseBody::Detached { text } }));
+        } else {
+            let client = Attachment {
+                credentials,
+                process_name: String::new(),
+                shard: None,
+                answers: Some(answers),
+                tasks: Vec::new(),
+                cells: None,
+                rings: BTreeMap::new(),
+            };
+            self.attachments.by_id.insert(id, client);
+        }
+        self.tasks.spawn(session::run(client, due, events, move |event| NodeEvent::Session {
+            attachment: id,
+            event,
+        }));
+    }
+
+    /// A client's session says something. What a detached one still says concerns nobody.
+    pub(super) fn handle_session(&mut self, id: AttachmentId, event: SessionEvent) {
+        let Some(client) = self.attachments.get(id).filter(|client| client.answers.is_some()) else {
+            return;
+        };
+        match event {
+            SessionEvent::Gone => {
+                let text = format!("{} has ended", client.describe());
+                self.detach(id, Detach::Gone, &text);
+            }
+            SessionEvent::Fault { text } => self.handle_attachment_fault(id, &text),
+            SessionEvent::Request(Request { id: request, body }) => match self.grant(id, request, body) {
+                Ok((body, descriptors)) => self.answer(id, request, body, descriptors),
+                Err(Refusal::Refused(failure)) => self.answer_refused(id, request, &failure),
+                Err(Refusal::Fault(text)) => self.handle_attachment_fault(id, &text),
+                Err(Refusal::Later) => {}
+            },
+        }
+    }
+
+    fn grant(&mut self, id: AttachmentId, request: u64, body: RequestBody) -> Outcome {
+        let Some(client) = self.attachments.by_id.get_mut(&id) else {
+            return Err(Refusal::Later);
+        };
+        if client.shard.is_none() && !session::is_hello(&body) {
+            return Err(Refusal::Fault("first message is not Hello; needed: Hello".to_owned()));
+        }
+        match body {
+            RequestBody::Hello { version, process_name } => self.grant_hello(id, version, process_name),
+            RequestBody::CreateTask { name } => client.grant_task(&name),
+            RequestBody::CreatePartition(wanted) => self.grant_partition(id, &wanted),
+            RequestBody::CreateGate(wanted) => self.grant_gate(id, request, &wanted),
+            RequestBody::ClosePartition { ring } => self.grant_close(id, ring, true),
+            RequestBody::CloseGate { ring } => self.grant_close(id, ring, false),
+        }
+    }
+
+    fn grant_hello(&mut self, id: AttachmentId, version: u32, mut process_name: String) -> Outcome {
+        if version != ATTACH_VERSION {
+            return Err(Refusal::Fault(format!(
+                "attach version is {version}; needed: {ATTACH_VERSION}; use the weir-client of the daemon's release"
+            )));
+        }
+        let Some(client) = self.attachments.by_id.get_mut(&id) else {
+            return Err(Refusal::Later);
+        };
+        if client.shard.is_some() {
+            return Err(Refusal::Fault("Hello came twice; needed: once".to_owned()));
+        }
+        let made = SessionEndpoint::create().and_then(|session| Ok((session, TaskCellReader::create()?)));
+        let ((session, SessionFds { page, doorbell, wakeup }), (cells, task_page)) =
+            made.map_err(|error| {
+                Failure::new(FailureCode::OverBudget, format!("cannot make a session: {error}"))
+            })?;
+        process_name.truncate(process_name.floor_char_boundary(PROCESS_NAME_BYTES_MAX));
+        client.process_name = process_name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let shard = self.load.place();
+        client.shard = Some(shard);
+        client.cells = Some(cells);
+        tracing::debug!(client = client.describe(), shard, "attached");
+        self.mail(shard, ToShard::AddAttachment { attachment: id, session });
+        let body = ResponseBody::Welcome {
+            version: ATTACH_VERSION,
+            node: self.options.node.to_string(),
+            segment_bytes: self.options.limits.segment_bytes,
+            record_bytes_max: self.options.limits.record_bytes_max,
+            event_bytes_max: u32::try_from(EVENT_BYTES_MAX).unwrap_or(u32::MAX),
+        };
+        Ok((body, vec![page, doorbell, wakeup, task_page]))
+    }
+
+    /// Closes a partition or gate for its client. Its memory is free when its shard says so.
+    fn grant_close(&mut self, id: AttachmentId, ring: u32, is_partition: bool) -> Outcome {
+        let key = RingKey { attachment: id, ring };
+        // A gate whose memory is not made yet has no index that the client knows.
+        let is_waiting = |state: &RingState| state.is_open && state.memory.is_none();
+        let found = self.attachments.ring_mut(key).filter(|state| {
+            !state.is_let_go && !is_waiting(state) && is_partition == state.place.is_partition()
+        });
+        let Some(state) = found else {
+            let what = if is_partition { "partition" } else { "gate" };
+            let text = format!("ring is {ring}; needed: that of a {what} that this client has not closed");
+            return Err(Refusal::Refused(Failure::new(FailureCode::Protocol, text)));
+        };
+        state.is_let_go = true;
+        self.close_ring(key, None);
+        self.forget_if_gone(key);
+        Ok((ResponseBody::Closed, Vec::new()))
+    }
+
+    /// Closes a ring, if it is open: the catalog forgets it, its shard lets go of it.
+    pub(super) fn close_ring(&mut self, key: RingKey, failure: Option<Failure>) {
+        let Some(client) = self.attachments.by_id.get_mut(&key.attachment) else { return };
+        let (who, shard) = (client.describe(), client.shard);
+        let Some(state) = client.rings.get_mut(&key.ring).filter(|state| state.is_open) else { return };
+        state.is_open = false;
+        let has_memory = state.memory.is_some();
+        let failure = failure.or_else(|| {
+            let is_early = state.place.is_partition() && !state.has_ended;
+            let text = || format!("{who} closed its partition before its end");
+            is_early.then(|| Failure::new(FailureCode::ProducerGone, text()))
+        });
+        self.leave_place(key);
+        if !has_memory {
+            // A gate whose request is not answered: no shard and no client knows of it.
+            if let Some(client) = self.attachments.by_id.get_mut(&key.attachment) {
+                client.rings.remove(&key.ring);
+            }
+        } else if let Some(shard) = shard {
+            self.mail(shard, ToShard::CloseRing { key, failure });
+        }
+    }
+
+    /// Frees the index of a ring that client, node and shard have let go.
+    fn forget_if_gone(&mut self, key: RingKey) {
+        let Some(client) = self.attachments.by_id.get_mut(&key.attachment) else {
+            return;
+        };
+        if client.rings.get(&key.ring).is_some_and(RingState::is_gone) {
+            client.rings.remove(&key.ring);
+        }
+        if client.answers.is_none() && client.rings.is_empty() {
+            self.attachments.by_id.remove(&key.attachment);
+        }
+    }
+
+    /// Ends an attachment. `text` is what the other ends of its channels are told.
+    fn detach(&mut self, id: AttachmentId, why: Detach<'_>, text: &str) {
+        let Some(client) = self.attachments.by_id.get_mut(&id) else { return };
+        let Some(answers) = client.answers.take() else { return };
+        if let Some(text) = why.last_word() {
+            let body = ResponseBody::Detached { text: text.to_owned() };
+            // A client that reads nothing is not told either.
+            let _ = answers.try_send(Answer::plain(Response { id: 0, body }));
+        }
+        tracing::info!(client = client.describe(), text, "detached");
+        let rings: Vec<(u32, FailureCode)> = client
+            .rings
+            .iter_mut()
+            .map(|(ring, state)| {
+                state.is_let_go = true;
+                (*ring, why.code(&state.place))
+            })
+            .collect();
+        let shard = client.shard;
+        for (ring, code) in rings {
+            let key = RingKey { attachment: id, ring };
+            self.close_ring(key, Some(Failure::new(code, text)));
+            self.forget_if_gone(key);
+        }
+        if let Some(shard) = shard {
+            let failure = Failure::new(FailureCode::ClientFault, text);
+            self.mail(shard, ToShard::DropAttachment { attachment: id, failure });
+            self.load.handle_gone(shard);
+        }
+        self.forget_if_empty(id);
+    }
+
+    /// A client did what no honest one does.
+    pub(super) fn handle_attachment_fault(&mut self, id: AttachmentId, text: &str) {
+        let Some(client) = self.attachments.get(id) else { return };
+        let others = format!("{} was detached: {text}", client.describe());
+        self.detach(id, Detach::Fault(text), &others);
+    }
+
+    /// A shard has let go of a ring: its memory is free.
+    pub(super) fn handle_ring_released(&mut self, key: RingKey) {
+        let Some(state) = self.attachments.ring_mut(key) else {
+            return;
+        };
+        let memory = state.memory.take();
+        // A shard that distrusts a client closes its rings unasked, and says so beside.
+        state.is_open = false;
+        if let Some(memory) = memory {
+            self.budget.release(memory.reservation);
+        }
+        self.leave_place(key);
+        self.forget_if_gone(key);
+    }
+
+    fn forget_if_empty(&mut self, id: AttachmentId) {
+        if self.attachments.get(id).is_some_and(|client| client.answers.is_none() && client.rings.is_empty())
+        {
+            self.attachments.by_id.remove(&id);
+        }
+    }
+
+    /// Reserves a ring index for a client.
+    pub(super) fn new_ring(&self, id: AttachmentId) -> Result<RingKey, Refusal> {
+        let Some(client) = self.attachments.get(id) else {
+            return Err(Refusal::Later);
+        };
+        match client.free_ring() {
+            Some(ring) => Ok(RingKey { attachment: id, ring }),
+            None => Err(Refusal::Fault(format!(
+                "rings are {ATTACHMENT_RINGS_MAX} and one more is asked for; needed: at most {ATTACHMENT_RINGS_MAX}"
+            ))),
+        }
+    }
+
+    /// Answers a request. A client that does not read its answers is detached.
+    pub(super) fn answer(
+        &mut self,
+        id: AttachmentId,
+        request: u64,
+        body: ResponseBody,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let Some(answers) = self.attachments.get(id).and_then(|client| client.answers.as_ref()) else {
+            return;
+        };
+        let answer = Answer { response: Response { id: request, body }, descriptors };
+        if answers.try_send(answer).is_err() {
+            let text = format!("{ANSWERS_MAX} answers wait to be read; needed: a client that reads them");
+            self.handle_attachment_fault(id, &text);
+        }
+    }
+
+    pub(super) fn answer_refused(&mut self, id: AttachmentId, request: u64, failure: &Failure) {
+        let body = ResponseBody::Refused {
+            code: failure.code.as_str().replace(' ', "_"),
+            text: failure.text.clone(),
+        };
+        self.answer(id, request, body, Vec::new());
+    }
+
+    /// Ends every attachment because the daemon ends.
+    pub(super) fn detach_all(&mut self) {
+        let ids: Vec<AttachmentId> = self.attachments.live().map(|(id, _)| id).collect();
+        for id in ids {
+            self.detach(id, Detach::Stopping, STOPPING);
+        }
+    }
+}
+
+impl Attachment {
+    fn grant_task(&mut self, name: &str) -> Outcome {
+        let name: Name = name
+            .parse()
+            .map_err(|error| Failure::new(FailureCode::Protocol, format!("task name {error}")))?;
+        let cell = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
+        if cell >= TASKS_MAX {
+            return Err(Refusal::Fault(format!(
+                "tasks are {TASKS_MAX} and one more is asked for; needed: at most {TASKS_MAX}"
+            )));
+        }
+        self.tasks.push(name);
+        Ok((ResponseBody::Task { cell }, Vec::new()))
+    }
+}

@@ -1,0 +1,43 @@
+//! Asking a running node: the control socket's source, and the order to stop.
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::NodeEvent;
+use super::report::NodeReport;
+use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
+use crate::exit::{Exit, Problem};
+
+/// A way to a running node, cheap to clone.
+#[derive(Clone, Debug)]
+pub struct NodeHandle {
+    pub(super) events: mpsc::Sender<NodeEvent>,
+}
+
+impl NodeHandle {
+    /// Tells the node to drain and end. Repeating it has no effect.
+    pub async fn drain(&self) {
+        // A node that has ended needs no telling.
+        let _ = self.events.send(NodeEvent::Drain).await;
+    }
+
+    /// What the node and its shards say about themselves.
+    ///
+    /// # Errors
+    /// The node is ending, or a shard does not answer.
+    pub(super) async fn report(&self) -> Result<NodeReport, Problem> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Problem::new(Exit::Failed, "the daemon is stopping");
+        self.events.send(NodeEvent::Report { reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
+impl SnapshotSource for NodeHandle {
+    async fn status(&self) -> Result<StatusReport, Problem> {
+        Ok(self.report().await?.status())
+    }
+
+    async fn channels(&self) -> Result<ChannelsReport, Problem> {
+        Ok(self.report().await?.channels())
+    }
+}

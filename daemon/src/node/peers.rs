@@ -1,0 +1,326 @@
+//! Peers: the control link to each, and what is known of those that cannot be reached.
+//!
+//! Two nodes that dial each other get two links; the one that the node with the lower name dialled stays, which both
+//! ends decide alike. A link of another life of the peer always wins over an older one: the peer that made the old
+//! one is gone. Each link begins with the whole catalog, so a link that is replaced loses nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use weir_flow::exchange::Name;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::wire::{CatalogEntry, LinkKind, Message};
+
+use super::report::PeerReport;
+use super::{Node, NodeEvent};
+use crate::link::handshake::{Peer, say_goodbye};
+use crate::link::peer::{self, Dialled, LinkEnd, OUTBOX_MESSAGES, PeerAddress};
+
+/// One control link. Never reused while the node lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ControlId(u64);
+
+/// Every peer that the configuration names or that is linked.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    by_name: BTreeMap<Name, PeerState>,
+    by_link: BTreeMap<ControlId, Name>,
+    next_link: u64,
+}
+
+#[derive(Debug, Default)]
+struct PeerState {
+    /// From the configuration. A peer without one dialled us, and is forgotten with its link.
+    address: Option<String>,
+    /// Tells the task that dials it whether a link is wanted. None without an address.
+    wanted: Option<watch::Sender<bool>>,
+    link: Option<ControlLink>,
+    /// Why there is no link.
+    reason: Option<String>,
+}
+
+#[derive(Debug)]
+struct ControlLink {
+    id: ControlId,
+    dialled: bool,
+    epoch: u64,
+    /// Where the peer listens, as this link shows it.
+    listens: Option<SocketAddr>,
+    outbox: mpsc::Sender<Message>,
+    /// Keeps the task that dialled it from dialling again.
+    _held: Option<oneshot::Sender<()>>,
+}
+
+/// A control link whose handshake is done.
+struct Candidate {
+    stream: TcpStream,
+    peer: Peer,
+    dialled: bool,
+    listens: Option<SocketAddr>,
+    held: Option<oneshot::Sender<()>>,
+}
+
+impl PeerState {
+    fn set_wanted(&self) {
+        if let Some(wanted) = &self.wanted {
+            wanted.send_replace(self.link.is_none());
+        }
+    }
+}
+
+/// What of a control link decides whether it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Claim {
+    /// The peer's life.
+    epoch: u64,
+    /// Whether this node dialled it.
+    dialled: bool,
+}
+
+/// Whether a new link between these nodes takes the place of the old one. Of links to one life of the peer, a second
+/// one from the same side means that this side has lost the first.
+fn replaces(own: &Name, peer: &Name, old: Claim, new: Claim) -> bool {
+    let own_dial_wins = own < peer;
+    old.epoch != new.epoch || old.dialled == new.dialled || new.dialled == own_dial_wins
+}
+
+impl Peers {
+    /// Where to dial a peer for a data link.
+    pub(super) fn address(&self, peer: &Name) -> Option<String> {
+        let state = self.by_name.get(peer)?;
+        state.address.clone().or_else(|| Some(state.link.as_ref()?.listens?.to_string()))
+    }
+
+    /// Sends a message to a peer, or to all that are linked. Returns the links that take no more.
+    fn send(&self, peer: Option<&Name>, message: &Message) -> Vec<ControlId> {
+        self.by_name
+            .iter()
+            .filter(|(name, _)| peer.is_none_or(|peer| peer == *name))
+            .filter_map(|(_, state)| state.link.as_ref())
+            .filter(|link| link.outbox.try_send(message.clone()).is_err())
+            .map(|link| link.id)
+            .collect()
+    }
+
+    pub(super) fn reports(&self, data_links: impl Fn(&Name) -> usize) -> Vec<PeerReport> {
+        self.by_name
+            .iter()
+            .map(|(name, state)| PeerReport {
+                name: name.to_string(),
+                address: state.address.clone(),
+                is_linked: state.link.is_some(),
+                data_links: data_links(name),
+                reason: state.reason.clone(),
+            })
+            .collect()
+    }
+
+    /// Says goodbye on every link and lets go of them.
+    pub(super) fn close_all(&mut self, failure: &Failure) {
+        for state in self.by_name.values_mut() {
+            state.wanted = None;
+            if let Some(link) = state.link.take() {
+                // A peer that takes nothing any more is only closed.
+                let _ = link.outbox.try_send(Message::Goodbye { failure: failure.clone() });
+            }
+        }
+        self.by_link.clear();
+    }
+}
+
+impl Node {
+    /// Begins to dial every configured peer.
+    pub(super) fn keep_peers(&mut self) {
+        for peer in self.options.peers.clone() {
+            let (wanted, is_wanted) = watch::channel(true);
+            let state = PeerState {
+                address: Some(peer.address.clone()),
+                wanted: Some(wanted),
+                ..PeerState::default()
+            };
+            let (events, name) = (self.events.clone(), peer.node.clone());
+            self.peers.by_name.insert(peer.node.clone(), state);
+            let (identity, options) = (self.identity.clone(), self.options.link.clone());
+            let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
+            self.tasks.spawn(peer::keep(peer, identity, options, is_wanted, events, wrap));
+        }
+    }
+
+    /// What came of dialling a configured peer.
+    pub(super) fn handle_dialled(&mut self, name: &Name, outcome: Dialled) {
+        match outcome {
+            Dialled::Up { stream, peer, held } => {
+                self.adopt(Candidate { stream, peer, dialled: true, listens: None, held: Some(held) });
+            }
+            Dialled::Failed { reason } => {
+                let Some(state) = self.peers.by_name.get_mut(name) else {
+                    return;
+                };
+                // Once per reason: dialling goes on every second.
+                if state.reason.as_ref() != Some(&reason) {
+                    tracing::warn!(peer = %name, reason, "cannot link with a peer; dialling goes on");
+                    state.reason = Some(reason);
+                }
+            }
+        }
+    }
+
+    /// A peer has dialled.
+    pub(super) fn handle_accepted(&mut self, stream: TcpStream, peer: Peer, from: SocketAddr) {
+        match peer.purpose.kind {
+            LinkKind::Data => self.handle_data_accepted(stream, &peer),
+            LinkKind::Control => {
+                let listens = SocketAddr::new(from.ip(), peer.listen_port);
+                self.adopt(Candidate { stream, peer, dialled: false, listens: Some(listens), held: None });
+            }
+        }
+    }
+
+    /// Takes a control link, or refuses it in favour of the one that is there.
+    fn adopt(&mut self, new: Candidate) {
+        let name = new.peer.node.clone();
+        if self.drain.is_some() {
+            self.refuse(new.stream, Failure::new(FailureCode::Stopping, "the daemon is stopping"));
+            return;
+        }
+        if let Some(old) = self.peers.by_name.get(&name).and_then(|state| state.link.as_ref()) {
+            let old_claim = Claim { epoch: old.epoch, dialled: old.dialled };
+            let new_claim = Claim { epoch: new.peer.epoch, dialled: new.dialled };
+            if !replaces(&self.identity.node, &name, old_claim, new_claim) {
+                let text = format!("nodes {} and {name} are linked already", self.identity.node);
+                self.refuse(new.stream, Failure::new(FailureCode::LinkLost, text));
+                return;
+            }
+            let restarted = old.epoch != new.peer.epoch;
+            let text = if restarted {
+                "the peer was restarted"
+            } else {
+                "another link between the same nodes stays"
+            };
+            let old = old.id;
+            self.drop_link(old, Some(Failure::new(FailureCode::LinkLost, text)));
+            if restarted {
+                self.forget_peer(&name);
+            } else {
+                // The new link begins with the whole catalog of the peer; what went meanwhile is not in it.
+                self.catalog.handle_peer_lost(&name);
+            }
+        }
+        let id = ControlId(self.peers.next_link);
+        self.peers.next_link += 1;
+        let (outbox, due) = mpsc::channel(OUTBOX_MESSAGES);
+        tracing::info!(peer = %name, dialled = new.dialled, epoch = new.peer.epoch, "linked with a peer");
+        let state = self.peers.by_name.entry(name.clone()).or_default();
+        let epoch = new.peer.epoch;
+        let Candidate { stream, dialled, listens, held, .. } = new;
+        state.link = Some(ControlLink { id, dialled, epoch, listens, outbox, _held: held });
+        state.reason = None;
+        state.set_wanted();
+        self.peers.by_link.insert(id, name.clone());
+        self.links.handle_epoch(&name, epoch, &mut self.steps);
+        self.catalog.handle_peer_found(&name);
+        let (events, heartbeat) = (self.events.clone(), self.options.heartbeat);
+        self.tasks.spawn(async move {
+            let wrap = |message| NodeEvent::Control { link: id, message };
+            let end = peer::run(stream, heartbeat, due, &events, wrap).await;
+            let _ = events.send(NodeEvent::ControlEnded { link: id, end }).await;
+        });
+    }
+
+    fn refuse(&mut self, stream: TcpStream, failure: Failure) {
+        tracing::debug!(%failure, "a control link is not needed");
+        self.tasks.spawn(say_goodbye(stream, failure));
+    }
+
+    /// Lets go of a control link, with a last word for the peer.
+    fn drop_link(&mut self, link: ControlId, farewell: Option<Failure>) {
+        let Some(name) = self.peers.by_link.remove(&link) else {
+            return;
+        };
+        let Some(state) = self.peers.by_name.get_mut(&name) else {
+            return;
+        };
+        if let Some(link) = state.link.take()
+            && let Some(failure) = farewell
+        {
+            state.reason = Some(failure.text.clone());
+            let _ = link.outbox.try_send(Message::Goodbye { failure });
+        }
+        state.set_wanted();
+        if state.address.is_none() {
+            self.peers.by_name.remove(&name);
+        }
+    }
+
+    /// Lets go of a control link, and of what the peer has told on it.
+    fn lose_link(&mut self, link: ControlId, farewell: Option<Failure>) {
+        if let Some(name) = self.peers.by_link.get(&link).cloned() {
+            self.drop_link(link, farewell);
+            self.forget_peer(&name);
+        }
+    }
+
+    /// A message on a control link. One of a link that was let go concerns nobody.
+    pub(super) fn handle_control(&mut self, link: ControlId, message: Message) {
+        let Some(name) = self.peers.by_link.get(&link) else {
+            return;
+        };
+        let Message::Catalog { entries } = message else {
+            return;
+        };
+        if let Err(error) = self.catalog.handle_remote(name, entries) {
+            self.lose_link(link, Some(Failure::new(FailureCode::Protocol, error.to_string())));
+        }
+    }
+
+    /// A control link has ended.
+    pub(super) fn handle_control_ended(&mut self, link: ControlId, end: &LinkEnd) {
+        let Some(name) = self.peers.by_link.get(&link) else {
+            return;
+        };
+        tracing::warn!(peer = %name, %end, "the control link to a peer has ended");
+        if let Some(state) = self.peers.by_name.get_mut(name) {
+            state.reason = Some(end.to_string());
+        }
+        self.lose_link(link, None);
+    }
+
+    /// Tells a peer, or all, of partitions of this node. A link that takes no more is lost.
+    pub(super) fn announce(&mut self, peer: Option<&Name>, entries: Vec<CatalogEntry>) {
+        let message = Message::Catalog { entries };
+        for link in self.peers.send(peer, &message) {
+            tracing::warn!(?link, "a peer does not take what it is told");
+            let text = format!("{OUTBOX_MESSAGES} messages wait to be taken");
+            self.lose_link(link, Some(Failure::new(FailureCode::LinkLost, text)));
+        }
+    }
+
+    /// How a configured peer is dialled for a data link.
+    pub(super) fn peer_address(&self, peer: &Name) -> Option<PeerAddress> {
+        Some(PeerAddress { node: peer.clone(), address: self.peers.address(peer)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_links_both_ends_keep_the_same_one() {
+        let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let claim = |epoch, dialled| Claim { epoch, dialled };
+        // The link that a dialled stays, whichever comes second, at a and at b.
+        assert!(replaces(&a, &b, claim(1, false), claim(1, true)));
+        assert!(!replaces(&a, &b, claim(1, true), claim(1, false)));
+        assert!(replaces(&b, &a, claim(1, true), claim(1, false)));
+        assert!(!replaces(&b, &a, claim(1, false), claim(1, true)));
+        // The same side dials again: it has lost the first.
+        assert!(replaces(&a, &b, claim(1, true), claim(1, true)));
+        assert!(replaces(&a, &b, claim(1, false), claim(1, false)));
+        // Another life of the peer: the old link leads nowhere, whoever dialled the new one.
+        assert!(replaces(&a, &b, claim(1, true), claim(2, false)));
+        assert!(replaces(&b, &a, claim(1, false), claim(2, true)));
+    }
+}

@@ -1,0 +1,265 @@
+//! From what the catalog asks for to what shards and peers are told.
+//!
+//! A channel needs three things that come about apart: the gate's memory, a link to the producer's shard, and the
+//! producer. The catalog says when gate and producer have found each other; here the link is found or made, and the
+//! gate's shard told to open the channel over it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tokio::net::{TcpListener, TcpStream};
+use weir_flow::catalog::{CatalogAction, GateKey, PartitionKey};
+use weir_flow::exchange::Name;
+use weir_flow::failure::Failure;
+use weir_flow::ids::ProducerIndex;
+use weir_flow::wire::LinkKind;
+
+use super::attachments::Place;
+use super::data_links::{Route, Step, Waiter};
+use super::{DataSockets, Node, NodeEvent};
+use crate::link::dial::Backoff;
+use crate::link::handshake::{Peer, Purpose};
+use crate::link::options::{self as link_options, LinkOptions};
+use crate::link::peer::{random, try_once};
+use crate::shard::mailbox::{LinkKey, RingKey, ToShard};
+
+/// Routes whose dialling has failed, and how long to wait.
+pub(super) type Backoffs = BTreeMap<Route, Backoff>;
+
+impl Node {
+    /// Carries out everything that the catalog and the table of links have asked for.
+    pub(super) fn route(&mut self) {
+        loop {
+            let steps = std::mem::take(&mut self.steps);
+            let is_idle = steps.is_empty();
+            for step in steps {
+                self.take_step(step);
+            }
+            match self.catalog.poll_action() {
+                Some(action) => self.take_action(action),
+                None if is_idle => return,
+                None => {}
+            }
+        }
+    }
+
+    fn take_action(&mut self, action: CatalogAction) {
+        match action {
+            CatalogAction::Announce { peer, entries } => self.announce(peer.as_ref(), entries),
+            CatalogAction::GateShapeKnown { gate, shape } => self.make_gate(&gate, shape),
+            CatalogAction::Connect { gate, producer, node, shard, incarnation: _ } => {
+                self.connect(&gate, producer, node, shard);
+            }
+            CatalogAction::FailLocalPartition { partition, failure } => {
+                self.fail_partition(&partition, failure)
+            }
+            CatalogAction::FailGate { gate, failure } => self.fail_gate(&gate, failure),
+        }
+    }
+
+    fn take_step(&mut self, step: Step<OwnedFd>) {
+        match step {
+            Step::Dial(route) => self.dial_route(route),
+            Step::Add { key, socket } => {
+                tracing::info!(?key, "data link up");
+                self.backoffs.remove(&Route::of(&key));
+                self.mail(key.local_shard, ToShard::AddLink { key, socket, early: Vec::new() });
+            }
+            Step::Close { key, reason } => {
+                self.mail(key.local_shard, ToShard::CloseLink { key, reason: reason.to_owned() });
+            }
+            Step::Connect { waiter, key } => {
+                let Waiter { ring, producer } = waiter;
+                self.mail(key.local_shard, ToShard::ConnectProducer { key: ring, producer, link: key });
+            }
+        }
+    }
+
+    /// A gate and a producer have found each other. A gate that is gone meanwhile needs no channel.
+    fn connect(&mut self, gate: &GateKey, producer: ProducerIndex, node: Name, shard: u16) {
+        let Some((client, ring)) = self.attachments.holder(&Place::Gate(gate.clone())) else {
+            return;
+        };
+        let Some(local_shard) = client.shard else {
+            return;
+        };
+        let route = Route { peer: node, local_shard, peer_shard: shard };
+        self.links.handle_wanted(route, Waiter { ring, producer }, &mut self.steps);
+    }
+
+    fn fail_partition(&mut self, partition: &PartitionKey, failure: Failure) {
+        let Some((client, ring)) = self.attachments.holder(&Place::Partition(partition.clone())) else {
+            return;
+        };
+        tracing::warn!(client = client.describe(), %partition, %failure, "a partition lost its place");
+        self.close_ring(ring, Some(failure));
+    }
+
+    /// Frees the place of a ring: nobody is to be connected to it, or for it, any more.
+    pub(super) fn leave_place(&mut self, key: RingKey) {
+        match self.attachments.free_place(key) {
+            None => {}
+            Some(Place::Partition(partition)) => self.catalog.handle_local_gone(&partition),
+            Some(Place::Gate(gate)) => {
+                self.waiting_gates.remove(&gate);
+                self.catalog.handle_gate_gone(&gate);
+                self.links.forget_ring(key);
+            }
+        }
+    }
+
+    /// Every consumer's daemon has acknowledged the end of a partition.
+    pub(super) fn handle_partition_finished(&mut self, key: RingKey) {
+        self.leave_place(key);
+    }
+
+    /// A partition, or a channel of a gate, has failed. The client has been told by its shard. A gate keeps its place:
+    /// its client may read what other producers have sent.
+    pub(super) fn handle_ring_failed(&mut self, key: RingKey, failure: &Failure) {
+        let Some(state) = self.attachments.ring_mut(key) else { return };
+        tracing::warn!(?key, place = ?state.place, %failure, "failed");
+        if matches!(state.place, Place::Partition(_)) {
+            self.leave_place(key);
+        }
+    }
+
+    /// A peer's shard wants to be linked with one of ours.
+    pub(super) fn handle_data_accepted(&mut self, stream: TcpStream, peer: &Peer) {
+        let Purpose { kind, local_shard, peer_shard } = peer.purpose;
+        if kind != LinkKind::Data || self.drain.is_some() {
+            return;
+        }
+        let key = LinkKey { peer: peer.node.clone(), local_shard, peer_shard, dialled: false };
+        match for_shard(stream) {
+            Ok(socket) => self.links.handle_up(key, socket, peer.epoch, &mut self.steps),
+            Err(error) => {
+                tracing::warn!(?key, %error, "a data link could not be handed to its shard")
+            }
+        }
+    }
+
+    /// What came of dialling a data link.
+    pub(super) fn handle_data_dialled(&mut self, route: Route, outcome: Result<DataSockets, String>) {
+        let epoch = self.identity.epoch;
+        let handed = outcome.and_then(|sockets| match sockets {
+            DataSockets::Link { stream, peer } => Ok((for_shard(stream).map_err(text)?, None, peer.epoch)),
+            DataSockets::Pair { dialled, accepted } => {
+                Ok((for_shard(dialled).map_err(text)?, Some(for_shard(accepted).map_err(text)?), epoch))
+            }
+        });
+        match handed {
+            Ok((dialled, accepted, epoch)) => {
+                self.links.handle_up(route.key(true), dialled, epoch, &mut self.steps);
+                let Some(accepted) = accepted else { return };
+                let far = LinkKey {
+                    peer: route.peer,
+                    local_shard: route.peer_shard,
+                    peer_shard: route.local_shard,
+                    dialled: false,
+                };
+                self.links.handle_up(far, accepted, epoch, &mut self.steps);
+            }
+            Err(reason) => self.handle_dial_failed(route, &reason),
+        }
+    }
+
+    fn handle_dial_failed(&mut self, route: Route, reason: &str) {
+        if !self.links.handle_dial_failed(&route) {
+            self.backoffs.remove(&route);
+            return;
+        }
+        let wait = self.backoffs.entry(route.clone()).or_default().next_wait(random());
+        tracing::warn!(?route, reason, wait_ms = wait.as_millis(), "a data link could not be dialled");
+        let events = self.events.clone();
+        self.tasks.spawn(async move {
+            tokio::time::sleep(wait).await;
+            let _ = events.send(NodeEvent::DialAgain { route }).await;
+        });
+    }
+
+    /// It is time to dial again, if anybody still waits.
+    pub(super) fn handle_dial_again(&mut self, route: Route) {
+        if self.links.handle_dial_failed(&route) {
+            self.dial_route(route);
+        } else {
+            self.backoffs.remove(&route);
+        }
+    }
+
+    fn dial_route(&mut self, route: Route) {
+        let (events, options) = (self.events.clone(), self.options.link.clone());
+        if route.peer == self.identity.node {
+            self.tasks.spawn(async move {
+                let outcome = make_pair(&options).await.map_err(|error| format!("loopback link: {error}"));
+                let _ = events.send(NodeEvent::DataDialled { route, outcome }).await;
+            });
+            return;
+        }
+        let Some(peer) = self.peer_address(&route.peer) else {
+            self.handle_dial_failed(route, "no address of the peer is known");
+            return;
+        };
+        let identity = self.identity.clone();
+        let purpose =
+            Purpose { kind: LinkKind::Data, local_shard: route.local_shard, peer_shard: route.peer_shard };
+        self.tasks.spawn(async move {
+            let outcome = try_once(&peer, &identity, &options, purpose)
+                .await
+                .map(|(stream, peer)| DataSockets::Link { stream, peer });
+            let _ = events.send(NodeEvent::DataDialled { route, outcome }).await;
+        });
+    }
+
+    /// A shard says that a link has ended.
+    pub(super) fn handle_link_closed(&mut self, key: &LinkKey, reason: &str) {
+        tracing::info!(?key, reason, "data link closed");
+        self.links.handle_closed(key, &mut self.steps);
+    }
+
+    /// Nobody can be connected to a peer that is gone; when it is back, the catalog asks anew.
+    pub(super) fn forget_peer(&mut self, peer: &Name) {
+        self.catalog.handle_peer_lost(peer);
+        for Waiter { ring, producer } in self.links.forget_peer(peer) {
+            if let Some(gate) = self.gate_key(ring) {
+                self.catalog.handle_connect_failed(&gate, producer);
+            }
+        }
+    }
+
+    fn gate_key(&mut self, ring: RingKey) -> Option<GateKey> {
+        match &self.attachments.ring_mut(ring)?.place {
+            Place::Gate(gate) => Some(gate.clone()),
+            Place::Partition(_) => None,
+        }
+    }
+}
+
+fn text(error: io::Error) -> String {
+    error.to_string()
+}
+
+/// A connection as a shard wants it: blocking, so that the ring waits for it instead of failing with EAGAIN.
+fn for_shard(stream: TcpStream) -> io::Result<OwnedFd> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream.into())
+}
+
+/// Both ends of a connection of this process to itself. There is nobody to authenticate, but somebody else may have
+/// connected first, and is turned away.
+async fn make_pair(options: &LinkOptions) -> io::Result<DataSockets> {
+    let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await?;
+    let dialled = TcpStream::connect(listener.local_addr()?).await?;
+    let own = dialled.local_addr()?;
+    let accepted = loop {
+        let (accepted, from) = listener.accept().await?;
+        if from == own {
+            break accepted;
+        }
+    };
+    for end in [&dialled, &accepted] {
+        link_options::apply(end, options).map_err(io::Error::other)?;
+    }
+    Ok(DataSockets::Pair { dialled, accepted })
+}

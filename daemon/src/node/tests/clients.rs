@@ -1,0 +1,310 @@
+//! What honest clients ask for and get.
+
+use weir_flow::exchange::{Shape, Strategy};
+use weir_flow::failure::FailureCode;
+use weir_flow::ids::{ConsumerIndex, ProducerIndex};
+
+use super::*;
+use crate::shard::mailbox::{LinkKey, RingKey};
+
+const SHAPE: Shape =
+    Shape { producers: 1, consumers: 2, strategy: Strategy::Rebalance, segment_bytes: 4096, checksum: false };
+
+#[tokio::test]
+async fn a_partition_is_made_mailed_and_its_memory_returned_when_the_shard_lets_go() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+    let (body, descriptors) = client.ask(RequestBody::CreatePartition(producer("x"))).await;
+    assert_eq!(descriptors.len(), 2);
+    // 2 x 2 + 8 in the pool, 32 retained, 5 overdraft.
+    let needed = ResponseBody::Partition {
+        ring: 0,
+        segments: 49,
+        subpartitions: 2,
+        quota: 10,
+        overdraft: 5,
+        segment_bytes: 4096,
+    };
+    assert_eq!(body, needed);
+    let ToShard::AddPartition { key, spec, region, .. } = node.shards[0].next().await else {
+        panic!("no partition")
+    };
+    assert_eq!(
+        (spec.exchange, spec.producer, spec.shape, spec.segments),
+        (name("x"), ProducerIndex(0), SHAPE, 49)
+    );
+    assert_eq!(region.segments(), 49);
+    assert_eq!(node.used_bytes().await, 49 * 4096);
+
+    let (body, _) = client.ask(RequestBody::ClosePartition { ring: 0 }).await;
+    assert_eq!(body, ResponseBody::Closed);
+    let ToShard::CloseRing { key: closed, failure } = node.shards[0].next().await else {
+        panic!("not closed")
+    };
+    assert_eq!(closed, key);
+    // It was not finished: its consumers are told why no end of data came.
+    assert_eq!(failure.unwrap().code, FailureCode::ProducerGone);
+    assert_eq!(node.used_bytes().await, 49 * 4096, "returned before the shard let go");
+    node.to_node.send(ToNode::RingReleased { key }).unwrap();
+    assert_eq!(node.used_bytes().await, 0);
+    assert_eq!(node.status().await.memory.high_water_bytes, 49 * 4096);
+}
+
+#[tokio::test]
+async fn a_finished_partition_frees_its_place_and_closes_in_order() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    node.shards[0].next().await;
+    let ring = client.partition(producer("x")).await;
+    let ToShard::AddPartition { key, spec: first, .. } = node.shards[0].next().await else {
+        panic!("no partition")
+    };
+    node.to_node.send(ToNode::PartitionFinished { key }).unwrap();
+    client.partition(producer("x")).await;
+    let ToShard::AddPartition { spec: second, .. } = node.shards[0].next().await else {
+        panic!("no partition")
+    };
+    assert!(second.incarnation > first.incarnation);
+    client.ask(RequestBody::ClosePartition { ring }).await;
+    assert!(matches!(node.shards[0].next().await, ToShard::CloseRing { failure: None, .. }));
+    // The second one is still there for the catalog.
+    let (code, _) = client.refusal(RequestBody::CreatePartition(producer("x"))).await;
+    assert_eq!(code, "duplicate_producer");
+}
+
+#[tokio::test]
+async fn a_gate_waits_for_its_first_producer_while_others_are_served() {
+    let mut node = TestNode::start(options("a"), 2);
+    let mut consuming = node.client().await;
+    let waiting = consuming.send(RequestBody::CreateGate(consumer("x"))).await;
+    let (body, _) = consuming.ask(RequestBody::CreateTask { name: "other".to_owned() }).await;
+    assert_eq!(body, ResponseBody::Task { cell: 1 });
+    let mut producing = node.client().await;
+    producing.partition(producer("x")).await;
+    let (body, descriptors) = consuming.answer(waiting).await;
+    let needed = ResponseBody::Gate {
+        ring: 0,
+        segments: 10,
+        channels: 1,
+        producers: 1,
+        consumers: 2,
+        strategy: "rebalance".to_owned(),
+        segment_bytes: 4096,
+        checksum: false,
+    };
+    assert_eq!(body, needed);
+    assert_eq!(descriptors.len(), 2);
+
+    // The consumer's shard: its gate, then the link, then the channel over it. The first client was placed on shard 0.
+    let shard = &mut node.shards[0];
+    assert!(matches!(shard.next().await, ToShard::AddAttachment { .. }));
+    let ToShard::AddGate { key: gate, spec, .. } = shard.next().await else { panic!("no gate") };
+    assert_eq!((spec.consumer, spec.shape, spec.exclusive), (ConsumerIndex(0), SHAPE, 2));
+    let ToShard::AddLink { key: near, socket: near_socket, .. } = shard.next().await else {
+        panic!("no link")
+    };
+    assert_eq!(near, LinkKey { peer: name("a"), local_shard: 0, peer_shard: 1, dialled: true });
+    let ToShard::ConnectProducer { key, producer, link } = shard.next().await else { panic!("no channel") };
+    assert_eq!((key, producer, link), (gate, ProducerIndex(0), near));
+
+    // The producer's shard has the other end of the same connection.
+    let shard = &mut node.shards[1];
+    assert!(matches!(shard.next().await, ToShard::AddAttachment { .. }));
+    assert!(matches!(shard.next().await, ToShard::AddPartition { .. }));
+    let ToShard::AddLink { key: far, socket: far_socket, .. } = shard.next().await else { panic!("no link") };
+    assert_eq!(far, LinkKey { peer: name("a"), local_shard: 1, peer_shard: 0, dialled: false });
+    assert_connected(near_socket, far_socket);
+}
+
+/// Shards need sockets that wait: the ring takes EAGAIN for an error.
+pub(super) fn assert_connected(one: OwnedFd, other: OwnedFd) {
+    for socket in [&one, &other] {
+        let flags = rustix::fs::fcntl_getfl(socket).unwrap();
+        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+    }
+    rustix::io::write(&one, b"over the link").unwrap();
+    let mut bytes = [0_u8; 32];
+    let count = rustix::io::read(&other, &mut bytes).unwrap();
+    assert_eq!(&bytes[..count], b"over the link");
+}
+
+#[tokio::test]
+async fn both_ends_on_one_shard_get_both_ends_of_one_link() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    client.gate(consumer("x")).await;
+    let shard = &mut node.shards[0];
+    let mut ends = Vec::new();
+    while ends.len() < 2 {
+        match shard.next().await {
+            ToShard::AddLink { key, socket, .. } => ends.push((key, socket)),
+            ToShard::ConnectProducer { link, .. } => assert!(link.dialled),
+            _ => {}
+        }
+    }
+    let [(near, near_socket), (far, far_socket)] = <[_; 2]>::try_from(ends).unwrap();
+    assert!(near.dialled && !far.dialled);
+    assert_connected(near_socket, far_socket);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_with_what_was_found_and_what_is_needed() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    let used = node.used_bytes().await;
+    let partition = RequestBody::CreatePartition;
+    let gate = RequestBody::CreateGate;
+    let cases = [
+        (
+            partition(CreatePartition { strategy: "roundabout".into(), ..producer("y") }),
+            "forward, rebalance or hash",
+        ),
+        (partition(CreatePartition { producer: 1, ..producer("y") }), "producer index is 1; needed: below 1"),
+        (
+            partition(CreatePartition { producers: 0, ..producer("y") }),
+            "producer parallelism is 0; needed: 1 to 4096",
+        ),
+        (partition(CreatePartition { consumers: 4097, ..producer("y") }), "consumer parallelism is 4097"),
+        (
+            partition(CreatePartition { strategy: "forward".into(), ..producer("y") }),
+            "needed: the same number of both",
+        ),
+        (partition(CreatePartition { exchange: "a b".into(), ..producer("y") }), "exchange name holds ' '"),
+        (partition(CreatePartition { task: 9, ..producer("y") }), "task is 9"),
+        (
+            partition(CreatePartition {
+                options: PartitionOptions { exclusive: Some(0), ..PartitionOptions::default() },
+                ..producer("y")
+            }),
+            "exclusive is 0; needed: 1 to 1024",
+        ),
+        (
+            partition(CreatePartition { producer: 1, producers: 2, ..producer("x") }),
+            "producers is 2, needed: 1",
+        ),
+        (gate(CreateGate { consumers: 3, ..consumer("x") }), "consumers is 3, needed: 2"),
+        (gate(CreateGate { producers: Some(2), ..consumer("x") }), "producers is 2, needed: 1"),
+        (
+            gate(CreateGate { strategy: Some("hash".into()), ..consumer("x") }),
+            "strategy is hash, needed: rebalance",
+        ),
+        (gate(CreateGate { strategy: Some("hsah".into()), ..consumer("x") }), "forward, rebalance or hash"),
+        (gate(CreateGate { consumer: 2, ..consumer("x") }), "consumer index is 2; needed: below 2"),
+        (RequestBody::ClosePartition { ring: 5 }, "ring is 5"),
+        (RequestBody::CloseGate { ring: 0 }, "ring is 0"),
+        (RequestBody::CreateTask { name: String::new() }, "task name is empty"),
+    ];
+    for (body, needed) in cases {
+        let shown = format!("{body:?}");
+        let (_, text) = client.refusal(body).await;
+        assert!(text.contains(needed), "{shown}: {text}");
+    }
+    assert_eq!(node.used_bytes().await, used, "a refused request took memory");
+}
+
+#[tokio::test]
+async fn a_taken_index_names_who_has_it_and_where() {
+    let node = TestNode::start(options("a"), 1);
+    let mut first = node.client().await;
+    first.partition(producer("x")).await;
+    first.gate(consumer("x")).await;
+    let mut second = node.client().await;
+    let pid = std::process::id();
+    let (code, text) = second.refusal(RequestBody::CreatePartition(producer("x"))).await;
+    assert_eq!(code, "duplicate_producer");
+    assert!(
+        text.contains(&format!("producer 0 of exchange x is process {pid} (tester) on node a")),
+        "{text}"
+    );
+    let (code, text) = second.refusal(RequestBody::CreateGate(consumer("x"))).await;
+    assert_eq!(code, "duplicate_consumer");
+    assert!(
+        text.contains(&format!("consumer 0 of exchange x is process {pid} (tester) on node a")),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_over_the_budget_is_refused_and_names_the_holders() {
+    let node = TestNode::start(NodeOptions { memory_bytes: 60 * 4096, ..options("a") }, 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    let (code, text) = client.refusal(RequestBody::CreatePartition(producer("y"))).await;
+    assert_eq!(code, "over_budget");
+    let holder = format!("process {} (tester), exchange x ({} bytes)", std::process::id(), 49 * 4096);
+    assert!(text.contains("memory.total") && text.contains(&holder), "{text}");
+    assert!(text.contains(&format!("needed: {}", 49 * 4096)), "{text}");
+    // A gate of the same client still fits.
+    client.gate(consumer("x")).await;
+}
+
+#[tokio::test]
+async fn a_client_that_dies_gives_everything_back_and_waits_for_nothing() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    client.gate(consumer("x")).await;
+    client.send(RequestBody::CreateGate(CreateGate { consumer: 1, ..consumer("never") })).await;
+    let mut keys = Vec::new();
+    while keys.len() < 2 {
+        if let ToShard::AddPartition { key, .. } | ToShard::AddGate { key, .. } = node.shards[0].next().await
+        {
+            keys.push(key);
+        }
+    }
+    drop(client);
+    let pid = std::process::id();
+    for (key, code) in keys.iter().zip([FailureCode::ProducerGone, FailureCode::ConsumerGone]) {
+        let (closed, failure) = loop {
+            match node.shards[0].next().await {
+                ToShard::CloseRing { key, failure } => break (key, failure.unwrap()),
+                ToShard::AddLink { .. } | ToShard::ConnectProducer { .. } => {}
+                other => panic!("not closed but {}", kind(&other)),
+            }
+        };
+        assert_eq!((closed, failure.code), (*key, code));
+        assert_eq!(failure.text, format!("process {pid} (tester) has ended"));
+    }
+    assert!(matches!(node.shards[0].next().await, ToShard::DropAttachment { .. }));
+    assert!(node.used_bytes().await > 0, "returned before the shard let go");
+    for key in keys {
+        node.to_node.send(ToNode::RingReleased { key }).unwrap();
+    }
+    assert_eq!(node.used_bytes().await, 0);
+    // Its places are free again.
+    let mut next = node.client().await;
+    next.partition(producer("x")).await;
+    next.gate(consumer("x")).await;
+}
+
+#[tokio::test]
+async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    let ring = client.partition(producer("x")).await;
+    let key = RingKey { attachment: AttachmentId(0), ring };
+    // The shard fails the partition and lets go; the client has not heard of it.
+    let failure = weir_flow::failure::Failure::new(FailureCode::LinkLost, "broken");
+    node.to_node.send(ToNode::RingFailed { key, failure }).unwrap();
+    node.to_node.send(ToNode::RingReleased { key }).unwrap();
+    assert_eq!(node.used_bytes().await, 0);
+    assert_eq!(client.partition(producer("x")).await, ring + 1);
+    let (body, _) = client.ask(RequestBody::ClosePartition { ring }).await;
+    assert_eq!(body, ResponseBody::Closed);
+    assert_eq!(client.partition(producer("y")).await, ring);
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+}
+
+#[tokio::test]
+async fn clients_are_spread_over_shards() {
+    let mut node = TestNode::start(options("a"), 2);
+    let _first = node.client().await;
+    let _second = node.client().await;
+    for shard in &mut node.shards {
+        assert!(matches!(shard.next().await, ToShard::AddAttachment { .. }));
+        assert!(shard.is_quiet(&node.handle).await);
+    }
+}

@@ -1,0 +1,176 @@
+//! Clients that do what no honest one does. Each is detached with a reason; another one never notices.
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, TASKS_MAX};
+
+use super::*;
+
+fn raw(client: &Client, bytes: &[u8]) {
+    rustix::net::send(&client.socket, bytes, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// Runs `attack` on a node with an honest client beside, and returns the reason for the attacker.
+async fn detached(attack: impl AsyncFnOnce(&mut Client)) -> String {
+    let node = TestNode::start(options("a"), 1);
+    let mut honest = node.client().await;
+    let mut attacker = Client::connect(&node.attach_socket());
+    attack(&mut attacker).await;
+    let reason = attacker.until_detached().await;
+    honest.partition(producer("x")).await;
+    honest.gate(consumer("x")).await;
+    let attach = node.subsystem("attach").await.unwrap();
+    assert_eq!(attach.detail, "1 of 16 attachments");
+    reason
+}
+
+#[tokio::test]
+async fn a_message_that_is_none() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        raw(client, b"\x16\x03\x01 let me in");
+    })
+    .await;
+    assert!(reason.starts_with("attach message is malformed: "), "{reason}");
+}
+
+#[tokio::test]
+async fn a_message_without_a_field() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        raw(client, br#"{"id":7,"body":{"type":"close_gate"}}"#);
+    })
+    .await;
+    assert!(reason.contains("missing field `ring`"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        raw(client, &vec![b' '; 65 * 1024]);
+    })
+    .await;
+    assert!(reason.contains("too long; needed: at most 65536 bytes"), "{reason}");
+}
+
+#[tokio::test]
+async fn descriptors_that_nobody_asked_for() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let descriptors = [std::os::fd::AsFd::as_fd(&file); 8];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let body = std::io::IoSlice::new(br#"{"id":7,"body":{"type":"close_gate","ring":1}}"#);
+        rustix::net::sendmsg(&client.socket, &[body], &mut control, SendFlags::NOSIGNAL).unwrap();
+    })
+    .await;
+    assert!(reason.contains("descriptors that nobody wants"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_request_without_an_id() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        client.next_id = 0;
+        client.send(RequestBody::CloseGate { ring: 0 }).await;
+    })
+    .await;
+    assert_eq!(reason, "request id is 0; needed: any other number");
+}
+
+#[tokio::test]
+async fn something_else_before_hello() {
+    let reason = detached(async |client| {
+        client.send(RequestBody::CreateTask { name: "early".to_owned() }).await;
+    })
+    .await;
+    assert_eq!(reason, "first message is not Hello; needed: Hello");
+}
+
+#[tokio::test]
+async fn hello_twice_and_hello_of_another_version() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        client.send(hello()).await;
+    })
+    .await;
+    assert_eq!(reason, "Hello came twice; needed: once");
+    let reason = detached(async |client| {
+        client.send(RequestBody::Hello { version: 9, process_name: String::new() }).await;
+    })
+    .await;
+    assert!(reason.starts_with("attach version is 9; needed: 1"), "{reason}");
+}
+
+#[tokio::test]
+async fn too_many_tasks() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        for _ in 1..TASKS_MAX {
+            let (body, _) = client.ask(RequestBody::CreateTask { name: "more".to_owned() }).await;
+            assert!(matches!(body, ResponseBody::Task { .. }));
+        }
+        client.send(RequestBody::CreateTask { name: "surplus".to_owned() }).await;
+    })
+    .await;
+    assert_eq!(reason, "tasks are 64 and one more is asked for; needed: at most 64");
+}
+
+#[tokio::test]
+async fn too_many_rings() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        for ring in 0..=ATTACHMENT_RINGS_MAX {
+            client.send(RequestBody::CreateGate(consumer(&format!("x{ring}")))).await;
+        }
+    })
+    .await;
+    assert_eq!(reason, "rings are 4096 and one more is asked for; needed: at most 4096");
+}
+
+#[tokio::test]
+async fn answers_that_are_not_read() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    // The answers fill the socket, then the session's queue. The client sends on until it is thrown out.
+    let request = Request { id: 99, body: RequestBody::CloseGate { ring: 9 } };
+    let sending = async {
+        loop {
+            match socket::send_request(&client.socket, &request) {
+                Ok(()) => tokio::task::yield_now().await,
+                Err(AttachError::WouldBlock) => tokio::time::sleep(Duration::from_millis(1)).await,
+                Err(_) => return,
+            }
+            if node.subsystem("attach").await.unwrap().detail == "0 of 16 attachments" {
+                return;
+            }
+        }
+    };
+    patiently("the end of a client that does not read", sending).await;
+    client.socket = std::fs::File::open("/dev/null").unwrap().into();
+    node.client().await;
+}
+
+#[tokio::test]
+async fn a_client_that_its_shard_distrusts_is_told_why() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    let text = "segment is 900; needed: below 49".to_owned();
+    node.to_node.send(ToNode::AttachmentFault { attachment: AttachmentId(0), text: text.clone() }).unwrap();
+    assert_eq!(client.until_detached().await, text);
+}
+
+#[tokio::test]
+async fn one_client_too_many_is_told_so() {
+    let node = TestNode::start(NodeOptions { attachments_max: 1, ..options("a") }, 1);
+    let first = node.client().await;
+    let mut second = Client::connect(&node.attach_socket());
+    let reason = second.until_detached().await;
+    assert_eq!(reason, "1 clients are attached; needed: fewer, or a larger limits.attachments_max");
+    drop(first);
+    node.until("attach", |attach| attach.detail == "0 of 1 attachments").await;
+    node.client().await;
+}

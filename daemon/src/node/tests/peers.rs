@@ -1,0 +1,318 @@
+//! Two nodes and more, over loopback.
+
+use tokio::io::AsyncWriteExt;
+use weir_flow::ids::ProducerIndex;
+
+use super::clients::assert_connected;
+use super::*;
+use crate::shard::mailbox::LinkKey;
+
+/// Two linked nodes of one shard each; only `a` is told of the other.
+async fn linked() -> (TestNode, TestNode) {
+    let b = TestNode::start(options("b"), 1);
+    let a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
+    a.until_linked("b").await;
+    b.until_linked("a").await;
+    (a, b)
+}
+
+/// A port that nothing listens on now.
+fn free_port() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// A consumer on one node and a producer on another get a link and a channel over it.
+async fn assert_channel(
+    exchange: &str,
+    consuming: &mut TestNode,
+    producing: &mut TestNode,
+    names: (&str, &str),
+) {
+    let mut sink = consuming.client().await;
+    let waiting = sink.send(RequestBody::CreateGate(consumer(exchange))).await;
+    let mut source = producing.client().await;
+    source.partition(producer(exchange)).await;
+    let (body, _) = sink.answer(waiting).await;
+    assert!(matches!(body, ResponseBody::Gate { .. }), "{body:?}");
+    let (mut near, mut far) = (None, None);
+    loop {
+        match consuming.shards[0].next().await {
+            ToShard::AddLink { key, socket, early } => {
+                assert_eq!(
+                    key,
+                    LinkKey { peer: name(names.1), local_shard: 0, peer_shard: 0, dialled: true }
+                );
+                assert!(early.is_empty());
+                near = Some(socket);
+            }
+            ToShard::ConnectProducer { producer, link, .. } => {
+                assert_eq!((producer, link.peer, link.dialled), (ProducerIndex(0), name(names.1), true));
+                break;
+            }
+            _ => {}
+        }
+    }
+    while far.is_none() {
+        if let ToShard::AddLink { key, socket, .. } = producing.shards[0].next().await {
+            assert_eq!(key, LinkKey { peer: name(names.0), local_shard: 0, peer_shard: 0, dialled: false });
+            far = Some(socket);
+        }
+    }
+    assert_connected(near.unwrap(), far.unwrap());
+}
+
+#[tokio::test]
+async fn the_consumers_node_dials_a_peer_that_it_is_configured_with() {
+    let (mut a, mut b) = linked().await;
+    assert_channel("x", &mut a, &mut b, ("a", "b")).await;
+}
+
+#[tokio::test]
+async fn the_consumers_node_dials_a_peer_that_it_knows_only_from_its_dial() {
+    let (mut a, mut b) = linked().await;
+    assert_channel("x", &mut b, &mut a, ("b", "a")).await;
+}
+
+#[tokio::test]
+async fn nodes_that_dial_each_other_keep_one_link() {
+    let (at_a, at_b) = (free_port(), free_port());
+    let mut a =
+        TestNode::start(NodeOptions { listen: at_a, peers: vec![peer_at("b", at_b)], ..options("a") }, 1);
+    let mut b =
+        TestNode::start(NodeOptions { listen: at_b, peers: vec![peer_at("a", at_a)], ..options("b") }, 1);
+    a.until_linked("b").await;
+    b.until_linked("a").await;
+    // Each tells the other of its partitions over whichever link stays.
+    let (mut on_a, mut on_b) = (a.client().await, b.client().await);
+    on_a.partition(producer("x")).await;
+    on_b.partition(producer("y")).await;
+    on_a.gate(consumer("y")).await;
+    while !matches!(a.shards[0].next().await, ToShard::ConnectProducer { .. }) {}
+    while !matches!(b.shards[0].next().await, ToShard::AddLink { .. }) {}
+    // The data link that one of them dialled carries the other's channels, too.
+    on_b.gate(consumer("x")).await;
+    loop {
+        if let ToShard::ConnectProducer { link, .. } = b.shards[0].next().await {
+            assert!(!link.dialled);
+            break;
+        }
+    }
+    // Both ends of the data link were dropped with the mail above.
+    assert_eq!(established(at_a) + established(at_b), 1, "one control link");
+}
+
+/// Connections that were accepted on this port and live.
+fn established(listen: SocketAddr) -> usize {
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let local = format!("0100007F:{:04X}", listen.port());
+    table
+        .lines()
+        .filter(|line| line.split_whitespace().nth(1) == Some(&local))
+        .filter(|line| line.split_whitespace().nth(3) == Some("01"))
+        .count()
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_shown_on_both_ends_and_nothing_is_shared() {
+    let b = TestNode::start(NodeOptions { key: Some([8; 32]), ..options("b") }, 1);
+    let a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
+    let reason = |subsystem: &Subsystem| subsystem.reason.clone().unwrap_or_default();
+    let peer = a.until("peer/b", |peer| reason(peer).contains("cluster key differs")).await;
+    assert_eq!(peer.state, Health::Degraded);
+    assert!(peer.fix.is_some());
+    let listener = b.until("listener", |listener| listener.detail.contains("cluster key differs")).await;
+    assert!(listener.detail.contains("refused by the peer"), "{}", listener.detail);
+    assert!(b.subsystem("peer/a").await.is_none());
+}
+
+#[tokio::test]
+async fn a_wrong_name_and_a_wrong_segment_size_are_shown() {
+    let b = TestNode::start(options("b"), 1);
+    let misnamed = TestNode::start(NodeOptions { peers: vec![peer_at("c", b.listen)], ..options("a") }, 1);
+    let contains = |text: &'static str| {
+        move |peer: &Subsystem| peer.reason.as_deref().unwrap_or_default().contains(text)
+    };
+    misnamed.until("peer/c", contains("node name is b; needed: c")).await;
+    let limits = Limits::new(8192).unwrap();
+    let unequal =
+        TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], limits, ..options("d") }, 1);
+    unequal.until("peer/b", contains("memory.segment_bytes of the peer is 8192; needed: 4096")).await;
+}
+
+#[tokio::test]
+async fn a_producer_index_that_is_taken_on_another_node_is_refused() {
+    let (a, b) = linked().await;
+    a.client().await.partition(producer("x")).await;
+    let mut holder = a.client().await;
+    holder.partition(producer("y")).await;
+    let mut late = b.client().await;
+    // Known on b once its gate was served.
+    late.gate(consumer("y")).await;
+    let (code, text) = late.refusal(RequestBody::CreatePartition(producer("y"))).await;
+    assert_eq!(code, "duplicate_producer");
+    assert!(text.contains("on node a"), "{text}");
+    let (code, text) = late
+        .refusal(RequestBody::CreatePartition(CreatePartition { producer: 1, producers: 2, ..producer("y") }))
+        .await;
+    assert_eq!(code, "mismatch");
+    assert!(text.contains("producers is 2, needed: 1"), "{text}");
+}
+
+#[tokio::test]
+async fn garbage_and_slow_strangers_do_not_keep_a_peer_out() {
+    let b = TestNode::start(options("b"), 1);
+    let mut strangers = Vec::new();
+    for bytes in [&b"GET / HTTP/1.0\r\n\r\nmore than a header"[..], &[0_u8; 64], b"slow"] {
+        let mut stream = TcpStream::connect(b.listen).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        strangers.push(stream);
+    }
+    let a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
+    a.until_linked("b").await;
+    b.until("listener", |listener| listener.detail.contains("no handshake: ")).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_was_away_is_found_again_with_what_it_has() {
+    let at_b = free_port();
+    let on_b = || NodeOptions { listen: at_b, ..options("b") };
+    let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", at_b)], ..options("a") }, 1);
+    let peer = a
+        .until("peer/b", |peer| {
+            peer.reason.as_deref().is_some_and(|reason| reason.contains("cannot connect"))
+        })
+        .await;
+    assert!(peer.reason.unwrap().contains(&at_b.to_string()));
+    let b = TestNode::start(on_b(), 1);
+    a.until_linked("b").await;
+    // It dies without a word, and comes back as another life with another producer.
+    b.end.abort();
+    a.until("peer/b", |peer| peer.state == Health::Degraded).await;
+    drop(b);
+    let mut b = TestNode::start(on_b(), 1);
+    a.until_linked("b").await;
+    assert_channel("x", &mut a, &mut b, ("a", "b")).await;
+}
+
+#[tokio::test]
+async fn a_data_link_that_breaks_is_dialled_again_for_the_next_gate() {
+    let (mut a, b) = linked().await;
+    let mut source = b.client().await;
+    source.partition(producer("x")).await;
+    let mut sink = a.client().await;
+    sink.gate(consumer("x")).await;
+    let key = loop {
+        if let ToShard::ConnectProducer { link, .. } = a.shards[0].next().await {
+            break link;
+        }
+    };
+    a.to_node.send(ToNode::LinkClosed { key: key.clone(), reason: "reset".to_owned() }).unwrap();
+    sink.gate(CreateGate { consumer: 1, ..consumer("x") }).await;
+    let mut added = 0;
+    loop {
+        match a.shards[0].next().await {
+            ToShard::AddLink { key: found, .. } => {
+                assert_eq!(found, key);
+                added += 1;
+            }
+            ToShard::ConnectProducer { .. } => break,
+            _ => {}
+        }
+    }
+    assert_eq!(added, 1);
+}
+
+/// Node `a` linked with `b` by way of this test, which lets them meet when it likes.
+async fn apart() -> (TestNode, TestNode, tokio::net::TcpListener) {
+    let between = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let b = TestNode::start(options("b"), 1);
+    let peers = vec![peer_at("b", between.local_addr().unwrap())];
+    (TestNode::start(NodeOptions { peers, ..options("a") }, 1), b, between)
+}
+
+fn let_them_meet(between: tokio::net::TcpListener, b: SocketAddr) {
+    tokio::spawn(async move {
+        while let Ok((mut one, _)) = between.accept().await {
+            let mut other = TcpStream::connect(b).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut one, &mut other).await });
+        }
+    });
+}
+
+#[tokio::test]
+async fn of_two_producers_that_could_not_know_of_each_other_the_later_one_fails() {
+    let (mut a, mut b, between) = apart().await;
+    let (mut first, mut second) = (a.client().await, b.client().await);
+    first.partition(producer("x")).await;
+    second.partition(producer("x")).await;
+    // A consumer that waits for what the other node will say of its exchange.
+    let waiting =
+        second.send(RequestBody::CreateGate(CreateGate { producers: Some(2), ..consumer("y") })).await;
+    first.partition(producer("y")).await;
+    b.status().await;
+    let_them_meet(between, b.listen);
+    let failure = loop {
+        if let ToShard::CloseRing { failure, .. } = b.shards[0].next().await {
+            break failure.unwrap();
+        }
+    };
+    assert_eq!(failure.code, weir_flow::failure::FailureCode::DuplicateProducer);
+    assert!(failure.text.contains("node a"), "{failure}");
+    let (refused, _) = second.answer(waiting).await;
+    let ResponseBody::Refused { code, text } = refused else { panic!("not refused but {refused:?}") };
+    assert_eq!(code, "mismatch");
+    assert!(text.contains("producers is 2, needed: 1"), "{text}");
+    assert!(matches!(a.shards[0].next().await, ToShard::AddAttachment { .. }));
+    for _ in 0..2 {
+        assert!(matches!(a.shards[0].next().await, ToShard::AddPartition { .. }));
+    }
+    assert!(a.shards[0].is_quiet(&a.handle).await, "the first producer was touched");
+}
+
+#[tokio::test]
+async fn a_second_link_of_the_same_peer_replaces_the_first_and_loses_nothing() {
+    use crate::link::handshake::{self, Identity, Purpose};
+    use weir_flow::wire::{CONTROL_BYTES_MAX, FrameReader};
+
+    let b = TestNode::start(options("b"), 1);
+    b.client().await.partition(producer("x")).await;
+    let mut holder = b.client().await;
+    holder.partition(producer("y")).await;
+    let identity = Identity {
+        node: name("a"),
+        epoch: 5,
+        segment_bytes: 4096,
+        shards: 1,
+        listen_port: 1,
+        key: Arc::from([7; 32]),
+    };
+    let dial = async || {
+        let stream = TcpStream::connect(b.listen).await.unwrap();
+        handshake::dial(stream, &identity, Purpose::CONTROL, &name("b")).await.unwrap().0
+    };
+    // Everything that comes on a link until `y` of the catalog, or the end.
+    let catalog = async |stream: &mut TcpStream| {
+        let mut frames = FrameReader::new(CONTROL_BYTES_MAX);
+        let mut bytes = [0_u8; 4096];
+        loop {
+            let count = tokio::io::AsyncReadExt::read(stream, &mut bytes).await.unwrap_or(0);
+            if count == 0 {
+                return false;
+            }
+            frames.push(&bytes[..count]);
+            while let Some(message) = frames.poll_message().unwrap() {
+                if let Message::Catalog { entries } = message
+                    && entries.iter().any(|entry| entry.exchange == name("y"))
+                {
+                    return true;
+                }
+            }
+        }
+    };
+    let mut first = dial().await;
+    assert!(patiently("the catalog on the first link", catalog(&mut first)).await);
+    let mut second = dial().await;
+    assert!(patiently("the catalog on the second link", catalog(&mut second)).await);
+    assert!(!patiently("the end of the first link", catalog(&mut first)).await);
+    assert_eq!(b.subsystem("peer/a").await.unwrap().state, Health::Ok);
+}

@@ -1,0 +1,24 @@
+//! One shard: a thread that owns its channels from the client's ring to the socket and back.
+//!
+//! A shard drives the pure core ([`weir_flow::shard::Shard`]) and owns what the core must not know: file descriptors,
+//! mapped memory, the ring of the kernel, and the clock. Data flows one way through each turn of the loop: what
+//! arrived (mail, completions, submissions) goes into the core, what the core decided (deliveries, returns, frames)
+//! comes out. Shards share nothing with each other; they talk to the control thread through [`mailbox`] only.
+
+mod attachments;
+mod budget;
+mod clock;
+mod links;
+pub mod mailbox;
+pub mod placement;
+mod publish;
+mod receive;
+mod rings;
+mod run;
+pub mod stall;
+mod transmit;
+
+#[cfg(test)]
+mod tests;
+
+pub use run::{ShardLoop, ShardOptions};

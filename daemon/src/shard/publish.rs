@@ -1,0 +1,144 @@
+//! What goes from a shard to its clients: deliveries, returned segments, the state of subpartitions, wake-ups.
+
+use std::mem;
+
+use weir_flow::failure::Failure;
+use weir_flow::ids::{GateId, PartitionId, Time};
+use weir_flow::shard::{Delivery, PartitionUpdate, Shard};
+use weir_ipc::partition_port::SubpartitionUpdate;
+use weir_ipc::{Delivered, IpcFault, Returned};
+
+use super::budget;
+use super::mailbox::{AttachmentId, ToNode};
+use super::rings::GateRing;
+use super::run::ShardLoop;
+use crate::io::Ring;
+
+impl<R: Ring> ShardLoop<R> {
+    /// Publishes to every client that something happened for, and wakes those that wait. Whether more is left.
+    pub(super) fn publish(&mut self, now: Time) -> bool {
+        let unfinished = self.publish_gates(now);
+        self.publish_partitions(now);
+        self.attachments.ring_clients();
+        unfinished
+    }
+
+    fn publish_gates(&mut self, now: Time) -> bool {
+        let mut gates = mem::take(&mut self.lists.gates);
+        self.core.take_gates(&mut gates);
+        let (mut left_over, mut distrusted) = (Vec::new(), Vec::new());
+        for id in gates.drain(..) {
+            let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) else { continue };
+            match deliver(&mut self.core, id, gate) {
+                Ok(more) => left_over.extend(more.then_some(id)),
+                Err(fault) => distrusted.push((gate.key, fault)),
+            }
+            if gate.endpoint.client_waits() {
+                self.attachments.wake(gate.key.attachment);
+            }
+        }
+        for (key, fault) in distrusted {
+            self.distrust(key.attachment, fault.to_string(), now);
+        }
+        let unfinished = !left_over.is_empty();
+        gates.append(&mut left_over);
+        self.lists.gates = gates;
+        unfinished
+    }
+
+    fn publish_partitions(&mut self, now: Time) {
+        let mut partitions = mem::take(&mut self.lists.partitions);
+        self.core.take_partitions(&mut partitions);
+        for id in partitions.drain(..) {
+            if let Err((attachment, text)) = self.publish_partition(id) {
+                self.distrust(attachment, text, now);
+            }
+        }
+        self.lists.partitions = partitions;
+    }
+
+    fn publish_partition(&mut self, id: PartitionId) -> Result<(), (AttachmentId, String)> {
+        let Some(partition) = self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open) else {
+            // Its client is gone; what the core still says of it has no reader.
+            while self.core.poll_update(id).is_some() {}
+            return Ok(());
+        };
+        let attachment = partition.key.attachment;
+        while let Some(update) = self.core.poll_update(id) {
+            let (returned, message) = match update {
+                PartitionUpdate::Returned(segment) => (Returned::Segment(segment.0), None),
+                PartitionUpdate::Finished => {
+                    (Returned::Finished, Some(ToNode::PartitionFinished { key: partition.key }))
+                }
+                PartitionUpdate::Failed(failure) => {
+                    let Failure { code, text } = &failure;
+                    let returned = Returned::Failed { code: *code as u16, text: text.clone() };
+                    (returned, Some(ToNode::RingFailed { key: partition.key, failure }))
+                }
+            };
+            match partition.endpoint.push_returned(&returned) {
+                Ok(true) => {}
+                // The ring has room for every segment of the partition.
+                Ok(false) => {
+                    return Err((attachment, "return ring: full; needed: room for every segment".to_owned()));
+                }
+                Err(fault) => return Err((attachment, fault.to_string())),
+            }
+            if let Some(message) = message {
+                let _ = self.node.send(message);
+            }
+        }
+        self.lists.subpartitions.clear();
+        self.core.take_changed_subpartitions(id, &mut self.lists.subpartitions);
+        for subpartition in &self.lists.subpartitions {
+            if let Some(view) = self.core.subpartition_view(id, *subpartition) {
+                let update = SubpartitionUpdate {
+                    credit: view.credit,
+                    sent_segments: view.sent_segments,
+                    acked_bytes: view.acked_bytes,
+                    consumed_bytes: view.consumed_bytes,
+                    events_in_flight: view.events_in_flight,
+                };
+                partition.endpoint.publish(subpartition.0, &update);
+            }
+        }
+        if partition.endpoint.client_waits() {
+            self.attachments.wake(attachment);
+        }
+        Ok(())
+    }
+}
+
+/// Hands over what the core has for a gate, as far as its rings have room and the turn allows. Whether the turn was
+/// the limit: what the rings have no room for waits for the client, not for the next turn.
+fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<bool, IpcFault> {
+    for _ in 0..budget::DELIVERIES {
+        if gate.endpoint.has_priority_room()?
+            && let Some(Delivery::Event { channel, payload, .. }) = core.poll_priority_delivery(id)
+        {
+            gate.endpoint.push_priority(channel, &payload)?;
+            continue;
+        }
+        if !gate.endpoint.has_room()? {
+            return Ok(false);
+        }
+        let Some(delivery) = core.poll_delivery(id) else { return Ok(false) };
+        gate.endpoint.push(&delivered(delivery))?;
+    }
+    Ok(true)
+}
+
+fn delivered(delivery: Delivery) -> Delivered {
+    match delivery {
+        Delivery::Data { channel, segment, offset, bytes, records } => {
+            Delivered::Data { channel, segment: segment.0, offset, bytes, records }
+        }
+        Delivery::Event { channel, payload, priority } => {
+            Delivered::Event { channel, payload: payload.to_vec(), priority }
+        }
+        Delivery::End { channel } => Delivered::End { channel },
+        Delivery::Failed { channel, failure } => {
+            Delivered::Failed { channel, code: failure.code as u16, text: failure.text }
+        }
+    }
+}

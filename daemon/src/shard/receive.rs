@@ -1,0 +1,372 @@
+//! What comes into a shard: mail, completions of the ring, submissions and give-backs of clients.
+
+use std::mem;
+
+use bytes::Bytes;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::ids::{GateId, LinkId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
+use weir_flow::shard::{LinkSpec, Submission};
+use weir_ipc::{Delivered, GivenBack, Returned};
+
+use super::budget;
+use super::mailbox::{AttachmentId, LinkKey, RingKey, ShardCounts, ShardSnapshot, ToNode, ToShard};
+use super::rings::{GateRing, PartitionRing, Target};
+use super::run::{Drain, ShardLoop};
+use crate::io::{Chunk, Completion, Ring, SocketSlot};
+
+impl<R: Ring> ShardLoop<R> {
+    /// Takes mail. `None`: the shard is to end. Else whether there was any.
+    pub(super) fn take_mail(&mut self, now: Time) -> Option<bool> {
+        for taken in 0..Self::mail_budget() {
+            let Some(message) = self.inbox.next() else { return Some(taken > 0) };
+            if matches!(message, ToShard::Stop) {
+                self.stop(now);
+                return None;
+            }
+            self.handle_mail(message, now);
+        }
+        Some(true)
+    }
+
+    fn handle_mail(&mut self, message: ToShard, now: Time) {
+        match message {
+            ToShard::AddLink { key, socket, early } => self.add_link(key, socket, &early, now),
+            ToShard::CloseLink { key, reason } => {
+                if let Some(link) = self.links.of_key(&key) {
+                    self.close_link(link, reason, now);
+                }
+            }
+            ToShard::AddAttachment { attachment, session } => {
+                let watch = self.attachments.next_watch();
+                if let Err(error) = self.ring.watch(session.doorbell_fd(), watch) {
+                    self.tell(ToNode::AttachmentFault { attachment, text: format!("its doorbell: {error}") });
+                }
+                self.attachments.insert(attachment, session, watch);
+            }
+            ToShard::AddPartition { key, .. } | ToShard::AddGate { key, .. }
+                if !self.attachments.contains(key.attachment) =>
+            {
+                // Detached by this shard before the control thread heard of it; the memory goes with the message.
+                self.tell(ToNode::RingReleased { key });
+            }
+            ToShard::AddPartition { key, spec, endpoint, region } => {
+                let id = self.core.handle_partition(spec, now);
+                self.rings.partitions.insert(id, PartitionRing { key, endpoint, region, is_open: true });
+                self.attachments.set_target(key, Target::Partition(id));
+                self.lists.unfinished.push(key);
+            }
+            ToShard::AddGate { key, spec, endpoint, region } => {
+                let id = self.core.handle_gate(spec, now);
+                self.rings.gates.0.insert(id, GateRing { key, endpoint, region, is_open: true });
+                self.attachments.set_target(key, Target::Gate(id));
+                self.lists.unfinished.push(key);
+            }
+            ToShard::ConnectProducer { key, producer, link } => {
+                let Some(Target::Gate(gate)) = self.attachments.target(key) else { return };
+                match self.links.of_key(&link) {
+                    Some(link) => self.core.handle_producer(gate, producer, link, now),
+                    None => self.fail_channel(
+                        gate,
+                        &format!("producer {producer}: the link to {} is gone", link.peer),
+                    ),
+                }
+            }
+            ToShard::CloseRing { key, failure } => self.close_ring(key, failure, now),
+            ToShard::DropAttachment { attachment, failure } => {
+                self.drop_attachment(attachment, &failure, now)
+            }
+            ToShard::Snapshot { reply } => {
+                // The asker may have given up waiting.
+                let _ = reply.send(self.snapshot(now));
+            }
+            ToShard::Drain => {
+                self.drain = Drain::Asked;
+                self.core.handle_drain(now);
+            }
+            ToShard::Stop => {}
+        }
+    }
+
+    fn add_link(&mut self, key: LinkKey, socket: std::os::fd::OwnedFd, early: &[u8], now: Time) {
+        let slot = match self.ring.add_socket(socket) {
+            Ok(slot) => slot,
+            Err(error) => return self.tell(ToNode::LinkClosed { key, reason: error.to_string() }),
+        };
+        let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard };
+        let link = self.core.handle_link(spec, now);
+        self.links.insert(link, key, slot);
+        if let Err(error) = self.ring.receive(slot) {
+            return self.close_link(link, error.to_string(), now);
+        }
+        if !early.is_empty()
+            && let Err(error) = self.core.handle_received(link, early, &mut self.rings.gates, now)
+        {
+            self.close_link(link, error.to_string(), now);
+        }
+    }
+
+    /// Closes a partition or gate. The client of a failed one is told, as its last word.
+    fn close_ring(&mut self, key: RingKey, failure: Option<Failure>, now: Time) {
+        match self.attachments.target(key) {
+            Some(Target::Partition(id)) => {
+                if let Some(partition) =
+                    self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open)
+                {
+                    partition.is_open = false;
+                    if let Some(failure) = &failure {
+                        let last_word =
+                            Returned::Failed { code: failure.code as u16, text: failure.text.clone() };
+                        // A client whose ring is full or whose cursors lie does not hear it, to its own loss.
+                        let _ = partition.endpoint.push_returned(&last_word);
+                        partition.endpoint.client_waits();
+                        self.attachments.wake(key.attachment);
+                    }
+                    self.core.handle_partition_closed(id, failure, now);
+                }
+            }
+            Some(Target::Gate(id)) => {
+                if let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) {
+                    gate.is_open = false;
+                    if let Some(failure) = &failure {
+                        tell_gate(gate, failure);
+                        self.attachments.wake(key.attachment);
+                    }
+                    self.core.handle_gate_closed(id, failure, now);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Tells the client of a gate that one of its channels could not be opened.
+    fn fail_channel(&mut self, id: GateId, text: &str) {
+        let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) else { return };
+        let failure = Failure::new(FailureCode::LinkLost, text);
+        tell_gate(gate, &failure);
+        let key = gate.key;
+        self.attachments.wake(key.attachment);
+        self.tell(ToNode::RingFailed { key, failure });
+    }
+
+    /// Closes everything of a client that is gone or no longer trusted. Repeating it has no effect.
+    pub(super) fn drop_attachment(&mut self, attachment: AttachmentId, failure: &Failure, now: Time) {
+        let Some(dropped) = self.attachments.remove(attachment) else { return };
+        self.ring.unwatch(dropped.watch);
+        for target in dropped.targets.values() {
+            match *target {
+                Target::Partition(id) => {
+                    if let Some(partition) =
+                        self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open)
+                    {
+                        partition.is_open = false;
+                        self.core.handle_partition_closed(id, Some(failure.clone()), now);
+                    }
+                }
+                Target::Gate(id) => {
+                    if let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) {
+                        gate.is_open = false;
+                        self.core.handle_gate_closed(id, Some(failure.clone()), now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn snapshot(&self, now: Time) -> ShardSnapshot {
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        ShardSnapshot {
+            shard: self.options.shard,
+            channels: self.core.channels(now).collect(),
+            counts: ShardCounts {
+                attachments: count(self.attachments.len()),
+                partitions: count(self.rings.partitions.len()),
+                gates: count(self.rings.gates.0.len()),
+                links: count(self.links.len()),
+            },
+            bytes_total: self.bytes_total,
+            turns: self.stall.stats(),
+            ring_level: self.options.ring_level.clone(),
+        }
+    }
+
+    /// Tells peers and clients that the daemon stops, as far as that needs no waiting.
+    fn stop(&mut self, now: Time) {
+        for link in self.links.ids() {
+            self.close_link(link, Self::stopping().to_string(), now);
+        }
+    }
+
+    /// Takes completions of the ring. Whether there were any.
+    pub(super) fn take_completions(&mut self, now: Time) -> bool {
+        let mut received = 0;
+        for taken in 0..budget::COMPLETIONS {
+            if received >= budget::RECEIVED_BYTES {
+                return true;
+            }
+            let Some(completion) = self.ring.next() else { return taken > 0 };
+            match completion {
+                Completion::Received { socket, chunk } => {
+                    received += chunk.bytes() as usize;
+                    self.handle_received(socket, chunk, now);
+                }
+                Completion::Sent { socket, result, batch } => {
+                    self.links.spare_batches.push(batch);
+                    self.handle_sent(socket, result, now);
+                }
+                Completion::EndOfStream { socket } => {
+                    self.lose_link(socket, "the peer closed it".to_owned(), now)
+                }
+                Completion::ReceiveFailed { socket, errno } => self.lose_link(socket, errno.to_string(), now),
+                Completion::Closed { socket } => self.forget_link(socket, now),
+                Completion::Watch { .. } => self.inbox.hush(),
+                Completion::WatchFailed { id, errno } => {
+                    tracing::error!(shard = self.options.shard, ?id, %errno, "a doorbell cannot be watched");
+                }
+            }
+        }
+        true
+    }
+
+    fn handle_received(&mut self, socket: SocketSlot, chunk: Chunk, now: Time) {
+        let bytes = self.ring.bytes(&chunk);
+        self.bytes_total += bytes.len() as u64;
+        let open = self
+            .links
+            .of_socket(socket)
+            .filter(|id| self.links.get(*id).is_some_and(|link| link.closing.is_none()));
+        let broken = open.and_then(|link| {
+            let outcome = self.core.handle_received(link, bytes, &mut self.rings.gates, now);
+            outcome.err().map(|error| (link, error))
+        });
+        self.ring.release(chunk);
+        if let Some((link, error)) = broken {
+            self.close_link(link, error.to_string(), now);
+        }
+    }
+
+    fn handle_sent(&mut self, socket: SocketSlot, result: Result<u32, crate::io::Errno>, now: Time) {
+        let Some(link) = self.links.of_socket(socket) else { return };
+        let taken = *result.as_ref().unwrap_or(&0);
+        self.bytes_total += u64::from(taken);
+        self.core.handle_sent(link, taken, now);
+        if let Err(errno) = result {
+            self.close_link(link, errno.to_string(), now);
+        }
+    }
+
+    fn lose_link(&mut self, socket: SocketSlot, reason: String, now: Time) {
+        if let Some(link) = self.links.of_socket(socket) {
+            self.close_link(link, reason, now);
+        }
+    }
+
+    /// Starts to close a link. The core hears of it when its last completion has come.
+    pub(super) fn close_link(&mut self, id: LinkId, reason: String, _now: Time) {
+        let Some(link) = self.links.get_mut(id).filter(|link| link.closing.is_none()) else { return };
+        link.closing = Some(reason);
+        self.ring.close_socket(link.socket);
+    }
+
+    fn forget_link(&mut self, socket: SocketSlot, now: Time) {
+        let Some(id) = self.links.of_socket(socket) else { return };
+        let Some(link) = self.links.remove(id) else { return };
+        let reason = link.closing.unwrap_or_default();
+        self.core.handle_link_closed(id, &reason, now);
+        self.tell(ToNode::LinkClosed { key: link.key, reason });
+    }
+
+    /// Takes what clients published. Whether there was any.
+    pub(super) fn take_submissions(&mut self, now: Time) -> bool {
+        let mut marked = mem::take(&mut self.lists.marked);
+        marked.append(&mut self.lists.unfinished);
+        self.attachments.take_marked(&mut marked);
+        let busy = !marked.is_empty();
+        for key in marked.drain(..) {
+            let outcome = match self.attachments.target(key) {
+                Some(Target::Partition(id)) => self.take_from_partition(key, id, now),
+                Some(Target::Gate(id)) => self.take_from_gate(key, id, now),
+                // A client may mark a ring that it has just closed.
+                None => Ok(()),
+            };
+            if let Err(text) = outcome {
+                self.distrust(key.attachment, text, now);
+            }
+        }
+        self.lists.marked = marked;
+        busy
+    }
+
+    fn take_from_partition(&mut self, key: RingKey, id: PartitionId, now: Time) -> Result<(), String> {
+        let Some(partition) = self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open) else {
+            return Ok(());
+        };
+        for _ in 0..budget::RING_ENTRIES {
+            let Some(entry) = partition.endpoint.pop().map_err(|fault| fault.to_string())? else {
+                return Ok(());
+            };
+            if matches!(entry, weir_ipc::Submission::Event { .. }) {
+                // Its slot is free again, for which the client may wait.
+                self.lists.partitions.push(id);
+            }
+            self.core.handle_submission(id, submission(entry), now).map_err(|fault| fault.to_string())?;
+        }
+        self.lists.unfinished.push(key);
+        Ok(())
+    }
+
+    fn take_from_gate(&mut self, key: RingKey, id: GateId, now: Time) -> Result<(), String> {
+        let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) else { return Ok(()) };
+        // What the client gave back made room in its rings: what did not fit before may be delivered now.
+        self.lists.gates.push(id);
+        for _ in 0..budget::RING_ENTRIES {
+            let Some(entry) = gate.endpoint.pop().map_err(|fault| fault.to_string())? else { return Ok(()) };
+            match entry {
+                GivenBack::Data { segment, bytes } => {
+                    self.core.handle_given_back(id, SegmentIndex(segment), bytes, now)
+                }
+                GivenBack::Event { channel } => self.core.handle_event_consumed(id, channel, now),
+            }
+            .map_err(|fault| fault.to_string())?;
+        }
+        self.lists.unfinished.push(key);
+        Ok(())
+    }
+
+    /// Detaches a client that wrote something that cannot be true.
+    pub(super) fn distrust(&mut self, attachment: AttachmentId, text: String, now: Time) {
+        tracing::warn!(shard = self.options.shard, ?attachment, text, "client detached");
+        self.drop_attachment(attachment, &Failure::new(FailureCode::ClientFault, text.as_str()), now);
+        self.tell(ToNode::AttachmentFault { attachment, text });
+    }
+}
+
+/// Tells the client of a gate that it failed, as the last word on its first channel; one failure ends the gate.
+fn tell_gate(gate: &mut GateRing, failure: &Failure) {
+    let last_word = Delivered::Failed { channel: 0, code: failure.code as u16, text: failure.text.clone() };
+    // A client that never reads, or whose cursors lie, does not hear it, to its own loss.
+    let _ = gate.endpoint.push(&last_word);
+    gate.endpoint.client_waits();
+}
+
+fn submission(entry: weir_ipc::Submission) -> Submission {
+    match entry {
+        weir_ipc::Submission::Data { subpartition, segment, offset, bytes, records, last } => {
+            Submission::Data {
+                subpartition: SubpartitionIndex(subpartition),
+                segment: SegmentIndex(segment),
+                offset,
+                bytes,
+                records,
+                last,
+            }
+        }
+        weir_ipc::Submission::Event { subpartition, payload, priority } => Submission::Event {
+            subpartition: SubpartitionIndex(subpartition),
+            payload: Bytes::from(payload),
+            priority,
+        },
+        weir_ipc::Submission::End { subpartition } => {
+            Submission::End { subpartition: SubpartitionIndex(subpartition) }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The partitions and gates of a shard: for each its rings and its memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weir_flow::ids::{GateId, PartitionId, SegmentIndex};
+use weir_flow::shard::ReceiveMemory;
+use weir_ipc::gate_port::GateEndpoint;
+use weir_ipc::partition_port::PartitionEndpoint;
+
+use super::mailbox::RingKey;
+use crate::memory::{ReceiveRegion, SendRegion};
+
+/// A result partition. Its memory stays until the core says that no frame refers to it; its rings are served only
+/// while `is_open`.
+pub(super) struct PartitionRing {
+    pub(super) key: RingKey,
+    pub(super) endpoint: PartitionEndpoint,
+    pub(super) region: Arc<SendRegion>,
+    pub(super) is_open: bool,
+}
+
+/// An input gate.
+pub(super) struct GateRing {
+    pub(super) key: RingKey,
+    pub(super) endpoint: GateEndpoint,
+    pub(super) region: ReceiveRegion,
+    pub(super) is_open: bool,
+}
+
+/// What a ring pair of an attachment belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Partition(PartitionId),
+    Gate(GateId),
+}
+
+/// Every partition and gate of the shard.
+#[derive(Default)]
+pub(super) struct Rings {
+    pub(super) partitions: BTreeMap<PartitionId, PartitionRing>,
+    pub(super) gates: Gates,
+}
+
+/// Every gate of the shard: the memory that the core writes received payload into.
+#[derive(Default)]
+pub(super) struct Gates(pub(super) BTreeMap<GateId, GateRing>);
+
+impl ReceiveMemory for Gates {
+    fn write(&mut self, gate: GateId, segment: SegmentIndex, offset: u32, bytes: &[u8]) {
+        let written = self.0.get_mut(&gate).is_some_and(|gate| gate.region.write(segment.0, offset, bytes));
+        if !written {
+            // The core checks every place against the gate's segments before it asks; so this is a fault of ours.
+            tracing::error!(%gate, %segment, offset, bytes = bytes.len(), "a received slice lies outside its region");
+            debug_assert!(written, "the core asked for a place outside the region");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The loop of a shard: take in what arrived, let the core decide, hand out what it decided, park.
+//!
+//! The order of a turn is fixed: mail, completions, submissions, timers; then deliveries and returns, frames,
+//! notices. Every source is bounded ([`super::budget`]), time is read once, and the loop parks only after a turn
+//! that found nothing to do.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::ids::{GateId, LinkId, PartitionId, SubpartitionIndex, Time};
+use weir_flow::limits::Limits;
+use weir_flow::shard::{Notice, Shard, Transmit};
+
+use super::attachments::Attachments;
+use super::links::Links;
+use super::mailbox::{RingKey, ShardInbox, ToNode};
+use super::rings::Rings;
+use super::stall::StallDetector;
+use super::{budget, clock};
+use crate::io::{Ring, WatchId};
+
+/// The watch of the mailbox; those of attachments follow from 1.
+const MAILBOX: WatchId = WatchId(0);
+
+/// What a shard is made with.
+pub struct ShardOptions {
+    /// Which shard of the node.
+    pub shard: u16,
+    /// Bounds of the core.
+    pub limits: Limits,
+    /// What the ring can do, in one line, for the status.
+    pub ring_level: String,
+    /// How long to look for work before sleeping; zero on a machine without cores to spare.
+    pub spin: Duration,
+}
+
+/// A shard with everything it owns. The ring stands first: it is torn down before the memory that it refers to.
+pub struct ShardLoop<R: Ring> {
+    pub(super) ring: R,
+    pub(super) options: ShardOptions,
+    pub(super) core: Shard,
+    pub(super) inbox: ShardInbox,
+    pub(super) node: UnboundedSender<ToNode>,
+    pub(super) attachments: Attachments,
+    pub(super) rings: Rings,
+    pub(super) links: Links,
+    pub(super) stall: StallDetector,
+    pub(super) lists: Lists,
+    pub(super) bytes_total: u64,
+    pub(super) drain: Drain,
+    idle_since: Option<Time>,
+}
+
+/// Lists that are filled and emptied in every turn and keep their memory.
+#[derive(Default)]
+pub(super) struct Lists {
+    /// Rings to be read: marked by their clients, or not emptied in the last turn.
+    pub(super) marked: Vec<RingKey>,
+    pub(super) unfinished: Vec<RingKey>,
+    pub(super) gates: Vec<GateId>,
+    pub(super) partitions: Vec<PartitionId>,
+    pub(super) links: Vec<LinkId>,
+    pub(super) subpartitions: Vec<SubpartitionIndex>,
+    pub(super) transmit: Transmit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drain {
+    No,
+    Asked,
+    Done,
+}
+
+/// Whether the loop goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    Busy,
+    Idle,
+    Ended,
+}
+
+impl<R: Ring> ShardLoop<R> {
+    /// A shard without attachments and links. `ring` must have been made for the calling thread.
+    pub fn new(options: ShardOptions, ring: R, inbox: ShardInbox, node: UnboundedSender<ToNode>) -> Self {
+        Self {
+            ring,
+            core: Shard::new(options.limits.clone()),
+            options,
+            inbox,
+            node,
+            attachments: Attachments::default(),
+            rings: Rings::default(),
+            links: Links::default(),
+            stall: StallDetector::default(),
+            lists: Lists::default(),
+            bytes_total: 0,
+            drain: Drain::No,
+            idle_since: None,
+        }
+    }
+
+    /// Runs until the mailbox says stop, or the ring fails; says which to the control thread.
+    pub fn run(mut self) {
+        let shard = self.options.shard;
+        let outcome = self.ring.watch(self.inbox.doorbell(), MAILBOX).and_then(|()| self.run_to_end());
+        let message = match outcome {
+            Ok(()) => ToNode::Stopped { shard },
+            Err(error) => ToNode::ShardFailed { shard, text: error.to_string() },
+        };
+        let node = self.node.clone();
+        // Regions and sockets go before the control thread hears that the shard has ended.
+        drop(self);
+        let _ = node.send(message);
+    }
+
+    fn run_to_end(&mut self) -> Result<(), crate::io::RingError> {
+        loop {
+            match self.turn(clock::now()) {
+                Flow::Ended => return Ok(()),
+                Flow::Busy => {
+                    self.idle_since = None;
+                    self.ring.park(Some(Duration::ZERO))?;
+                }
+                Flow::Idle => self.park(clock::now())?,
+            }
+        }
+    }
+
+    /// One turn at this time.
+    pub(super) fn turn(&mut self, now: Time) -> Flow {
+        self.stall.turn_begins(now);
+        let Some(mail) = self.take_mail(now) else { return Flow::Ended };
+        let mut busy = mail;
+        busy |= self.take_completions(now);
+        busy |= self.take_submissions(now);
+        if self.core.poll_timeout().is_some_and(|(due, _)| due <= now) {
+            self.core.handle_timeout(now);
+            busy = true;
+        }
+        busy |= self.publish(now);
+        self.transmit(now);
+        self.take_notices(now);
+        self.finish_drain();
+        if let Some(length_ns) = self.stall.turn_ends(clock::now()) {
+            tracing::debug!(shard = self.options.shard, length_ns, "a long turn");
+        }
+        if busy { Flow::Busy } else { Flow::Idle }
+    }
+
+    /// Sleeps until something arrives or a timer is due, unless a client has published meanwhile.
+    pub(super) fn park(&mut self, now: Time) -> Result<(), crate::io::RingError> {
+        let idle_since = *self.idle_since.get_or_insert(now);
+        if now.since_ns(idle_since) < u64::try_from(self.options.spin.as_nanos()).unwrap_or(0) {
+            return self.ring.park(Some(Duration::ZERO));
+        }
+        let timeout = if self.attachments.park() {
+            Some(Duration::ZERO)
+        } else {
+            self.core.poll_timeout().map(|(due, _)| Duration::from_nanos(due.since_ns(now)))
+        };
+        self.stall.parks();
+        let outcome = self.ring.park(timeout);
+        self.attachments.unpark();
+        self.idle_since = None;
+        outcome
+    }
+
+    fn take_notices(&mut self, now: Time) {
+        while let Some(notice) = self.core.poll_notice() {
+            self.handle_notice(notice, now);
+        }
+    }
+
+    fn handle_notice(&mut self, notice: Notice, now: Time) {
+        match notice {
+            Notice::PartitionReleased(id) => {
+                if let Some(partition) = self.rings.partitions.remove(&id) {
+                    self.attachments.remove_target(partition.key);
+                    self.tell(ToNode::RingReleased { key: partition.key });
+                }
+            }
+            Notice::GateReleased(id) => {
+                if let Some(gate) = self.rings.gates.0.remove(&id) {
+                    self.attachments.remove_target(gate.key);
+                    self.tell(ToNode::RingReleased { key: gate.key });
+                }
+            }
+            Notice::LinkTimedOut { link, silent_ns } => {
+                self.close_link(link, format!("the peer was silent for {} ms", silent_ns / 1_000_000), now);
+            }
+            Notice::LinkGoodbye(link) => {
+                tracing::info!(shard = self.options.shard, %link, "the peer is stopping");
+            }
+            Notice::ChannelOpened(channel) => {
+                tracing::debug!(shard = self.options.shard, ?channel, "channel opened");
+            }
+            Notice::ChannelEnded(channel) => {
+                tracing::debug!(shard = self.options.shard, ?channel, "channel ended");
+            }
+            Notice::ChannelFailed(channel, failure) => {
+                tracing::warn!(shard = self.options.shard, ?channel, %failure, "channel failed");
+            }
+            Notice::ChannelRefused { link, failure } => {
+                tracing::warn!(shard = self.options.shard, %link, %failure, "channel refused");
+            }
+        }
+    }
+
+    fn finish_drain(&mut self) {
+        if self.drain == Drain::Asked && self.core.is_drained() {
+            self.drain = Drain::Done;
+            self.tell(ToNode::Drained { shard: self.options.shard });
+        }
+    }
+
+    pub(super) fn tell(&self, message: ToNode) {
+        // Without a control thread the process is ending, and nobody is left to be told.
+        let _ = self.node.send(message);
+    }
+
+    /// Whether more messages may be taken in this turn.
+    pub(super) const fn mail_budget() -> usize {
+        budget::MESSAGES
+    }
+
+    pub(super) fn stopping() -> Failure {
+        Failure::new(FailureCode::Stopping, "the daemon is stopping")
+    }
+}

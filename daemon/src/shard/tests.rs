@@ -1,0 +1,247 @@
+//! The shard loop without a kernel: two shards whose rings the test moves bytes between, with real shared memory and
+//! a client at each end. The test decides what completes, how much of it, and in which order.
+
+mod client;
+mod world;
+
+use weir_flow::exchange::Strategy;
+use weir_flow::failure::{Failure, FailureCode};
+use weir_ipc::{Delivered, Submission};
+
+use super::mailbox::{ToNode, ToShard};
+use crate::io::fake::SendPolicy;
+use crate::io::{Errno, RingError};
+use client::{Consumer, Producer};
+use world::World;
+
+/// Moves `segments` whole segments from a producer to a consumer and back to the producer's pool.
+fn transfer(world: &mut World, producer: &mut Producer, consumer: &mut Consumer, segments: usize) {
+    let mut expected = Vec::new();
+    for number in 0..segments {
+        let payload: Vec<u8> =
+            (0..producer.segment_bytes() - number % 7).map(|at| (at * 31 + number) as u8).collect();
+        while !producer.submit_segment(&payload) {
+            world.step();
+            producer.take_returns();
+            consumer.take();
+        }
+        expected.extend_from_slice(&payload);
+    }
+    producer.end();
+    world.until("everything arrived and was acknowledged", |_| {
+        producer.take_returns();
+        consumer.take();
+        producer.is_finished && consumer.has_ended
+    });
+    assert!(consumer.received == expected, "{} bytes of {}", consumer.received.len(), expected.len());
+    assert_eq!(producer.free(), producer.segments(), "every segment came back");
+}
+
+#[test]
+fn whole_sends_carry_everything() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    transfer(&mut world, &mut producer, &mut consumer, 200);
+}
+
+#[test]
+fn short_sends_of_any_length_carry_everything() {
+    for bytes in [1, 31, 32, 33, 4096, 40_000] {
+        let mut world = World::new(Strategy::Forward);
+        let (mut producer, mut consumer) = world.connect();
+        world.set_send_policy(SendPolicy::Short(bytes));
+        world.set_chunk_bytes(&[bytes as usize, 1, 70_000]);
+        // A byte at a time is slow; two segments show all that it can show.
+        transfer(&mut world, &mut producer, &mut consumer, if bytes < 100 { 2 } else { 60 });
+    }
+}
+
+#[test]
+fn completions_in_any_order_carry_everything() {
+    for seed in 1..20 {
+        let mut world = World::new(Strategy::Forward);
+        let (mut producer, mut consumer) = world.connect();
+        world.shuffle(seed);
+        world.set_chunks_max(2);
+        world.set_chunk_bytes(&[10_000, 3, 50_000]);
+        transfer(&mut world, &mut producer, &mut consumer, 40);
+    }
+}
+
+#[test]
+fn a_failed_send_closes_its_link_fails_both_ends_and_gives_all_memory_back() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let payload = vec![7; producer.segment_bytes()];
+    assert!(producer.submit_segment(&payload));
+    world.set_send_policy(SendPolicy::Fail(Errno(libc::ECONNRESET)));
+    world.until("the producer hears of it", |_| {
+        producer.take_returns();
+        producer.failure == Some(FailureCode::LinkLost)
+    });
+    world.break_wire();
+    world.until("the consumer hears of it", |_| {
+        consumer.take();
+        consumer.failure == Some(FailureCode::LinkLost)
+    });
+    world.close(&producer.key(), &consumer.key());
+    world.until("all memory is back", World::is_released);
+    assert!(world.closed_links() >= 2, "both ends told the control thread");
+}
+
+#[test]
+fn memory_stays_while_a_send_is_in_flight_and_goes_when_it_ends() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    world.set_send_policy(SendPolicy::Hold);
+    let payload = vec![1; producer.segment_bytes()];
+    assert!(producer.submit_segment(&payload));
+    world.until("a send of payload is in flight", World::has_payload_in_flight);
+    world.drop_clients(&Failure::new(FailureCode::ProducerGone, "killed"));
+    for _ in 0..20 {
+        world.step();
+    }
+    assert!(!world.is_released_at_a(), "the kernel may still read the region");
+    world.set_send_policy(SendPolicy::Whole);
+    world.until("its memory is back", World::is_released_at_a);
+    world.until("the consumer's is too", World::is_released);
+    consumer.take();
+    drop(producer);
+}
+
+#[test]
+fn a_consumer_that_gives_nothing_back_stops_the_sender_and_nothing_grows() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let payload = vec![3; producer.segment_bytes()];
+    let mut submitted = 0;
+    for _ in 0..2000 {
+        submitted += usize::from(producer.submit_segment(&payload));
+        world.step();
+        producer.take_returns();
+        consumer.take_and_hold();
+    }
+    let most = producer.segments() + consumer.segments();
+    assert!(submitted <= most, "{submitted} segments went in; the two regions hold {most}");
+    assert!(
+        consumer.received.len() <= consumer.segments() * payload.len(),
+        "it holds no more than its region"
+    );
+    assert!(consumer.received.len() < submitted * payload.len(), "the rest waits at the sender");
+    consumer.give_all_back();
+    world.until("it moves again once the segments are given back", |_| {
+        consumer.take();
+        producer.take_returns();
+        consumer.received.len() == submitted * payload.len()
+    });
+}
+
+#[test]
+fn a_client_that_lies_is_detached_with_the_field_and_nobody_else() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let (mut liar, _its_consumer) = world.connect();
+    let beyond = liar.segment_bytes() as u32;
+    liar.submit_raw(&Submission::Data {
+        subpartition: 0,
+        segment: 0,
+        offset: 0,
+        bytes: beyond + 1,
+        records: 1,
+        last: true,
+    });
+    world.until("the liar is detached", |world| world.fault_of(liar.key().attachment).is_some());
+    let text = world.fault_of(liar.key().attachment).unwrap_or_default();
+    assert!(text.contains("bytes") || text.contains("offset"), "{text}");
+    transfer(&mut world, &mut producer, &mut consumer, 20);
+}
+
+#[test]
+fn the_end_of_a_stream_ends_the_link_and_its_channels() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    world.end_streams();
+    world.until("both ends hear of it", |_| {
+        producer.take_returns();
+        consumer.take();
+        producer.failure == Some(FailureCode::LinkLost) && consumer.failure == Some(FailureCode::LinkLost)
+    });
+}
+
+#[test]
+fn garbage_from_the_peer_closes_the_link() {
+    let mut world = World::new(Strategy::Forward);
+    let (_producer, mut consumer) = world.connect();
+    world.arrive_at_b(&[0xff; 64]);
+    world.until("the consumer hears of it", |_| {
+        consumer.take();
+        consumer.failure == Some(FailureCode::LinkLost)
+    });
+}
+
+#[test]
+fn a_ring_that_fails_ends_the_shard_with_the_reason() {
+    let mut world = World::new(Strategy::Forward);
+    world.a.shard.ring.fail_park(RingError::fatal(
+        "io_uring_enter",
+        Errno(libc::EBADF),
+        "none: this is a test",
+    ));
+    let (shard, mut reports) = world.take_a();
+    shard.run();
+    let mut failed = None;
+    while let Ok(report) = reports.try_recv() {
+        if let ToNode::ShardFailed { shard, text } = report {
+            failed = Some((shard, text));
+        }
+    }
+    let (number, text) = failed.expect("a report");
+    assert_eq!(number, 0);
+    assert!(text.contains("io_uring_enter"), "{text}");
+}
+
+#[test]
+fn stop_ends_the_thread_and_says_so() {
+    let world = World::new(Strategy::Forward);
+    assert!(world.a.mail(ToShard::Stop));
+    let (shard, mut reports) = world.take_a();
+    shard.run();
+    assert!(matches!(reports.try_recv(), Ok(ToNode::Stopped { shard: 0 })));
+}
+
+#[test]
+fn an_idle_shard_parks_without_a_spin_and_a_marked_ring_keeps_it_awake() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, _consumer) = world.connect();
+    world.settle();
+    let parks = world.a.shard.stall.stats().parks;
+    assert!(world.a.parks_when_idle(), "nothing to do: it sleeps");
+    assert_eq!(world.a.shard.stall.stats().parks, parks + 1);
+    assert!(producer.submit_segment(&[1, 2, 3]));
+    assert!(!world.a.parks_when_idle(), "a submission is there: it must not sleep");
+}
+
+#[test]
+fn a_drained_shard_says_so_once_everything_is_acknowledged() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    assert!(producer.submit_segment(&[9; 100]));
+    world.a.mail(ToShard::Drain);
+    world.until("it is drained", |world| {
+        consumer.take();
+        producer.take_returns();
+        world.is_drained()
+    });
+    assert_eq!(producer.free(), producer.segments());
+}
+
+#[test]
+fn a_lost_link_fails_a_channel_that_was_to_use_it() {
+    let mut world = World::new(Strategy::Forward);
+    let mut consumer = world.gate_over_missing_link();
+    world.until("the consumer hears of it", |_| {
+        consumer.take();
+        consumer.failure == Some(FailureCode::LinkLost)
+    });
+    assert!(!matches!(consumer.last, Some(Delivered::Data { .. })));
+}

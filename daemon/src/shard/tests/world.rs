@@ -1,0 +1,359 @@
+//! Two shards of two nodes, and the wire between them in the hands of the test.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use weir_flow::exchange::{Name, Shape, Strategy};
+use weir_flow::failure::Failure;
+use weir_flow::ids::{ConsumerIndex, Incarnation, ProducerIndex, Time};
+use weir_flow::limits::Limits;
+use weir_flow::shard::{GateSpec, PartitionSpec};
+use weir_ipc::gate_port::{GateEndpoint, GatePort};
+use weir_ipc::layout::{GateLayout, PartitionLayout};
+use weir_ipc::partition_port::{PartitionEndpoint, PartitionPort};
+use weir_ipc::region::{ReceiveMapping, SendMapping};
+use weir_ipc::session::{SessionEndpoint, SessionPort};
+
+use super::client::{Consumer, Producer};
+use crate::io::fake::{FakeRing, SendPolicy};
+use crate::io::{SendPart, SocketSlot};
+use crate::memory::{HugepageMode, ReceiveRegion, SendRegion};
+use crate::shard::mailbox::{AttachmentId, LinkKey, RingKey, ShardSender, ToNode, ToShard, mailbox};
+use crate::shard::run::Flow;
+use crate::shard::{ShardLoop, ShardOptions};
+
+const SEGMENT_BYTES: u32 = 32 << 10;
+const SEGMENTS: u32 = 12;
+
+/// Far more steps than anything here needs.
+const STEPS_MAX: usize = 200_000;
+
+/// One node's shard and what it told the control thread.
+pub(super) struct Side {
+    pub(super) shard: ShardLoop<FakeRing>,
+    sender: ShardSender,
+    reports: UnboundedReceiver<ToNode>,
+}
+
+impl Side {
+    fn new(number: u16) -> Self {
+        let (sender, inbox) = mailbox(number).expect("a mailbox");
+        let (to_node, reports) = unbounded_channel();
+        let options = ShardOptions {
+            shard: number,
+            limits: Limits::new(SEGMENT_BYTES).expect("sound limits"),
+            ring_level: "none: a test".to_owned(),
+            spin: std::time::Duration::ZERO,
+        };
+        Self { shard: ShardLoop::new(options, FakeRing::new(), inbox, to_node), sender, reports }
+    }
+
+    pub(super) fn mail(&self, message: ToShard) -> bool {
+        self.sender.send(message)
+    }
+
+    /// One turn; then, as the loop does, a park. Whether that was a sleep.
+    pub(super) fn parks_when_idle(&mut self) -> bool {
+        let now = Time(u64::MAX / 2);
+        if self.shard.attachments.park() {
+            self.shard.attachments.unpark();
+            return false;
+        }
+        self.shard.park(now).expect("the ring");
+        true
+    }
+}
+
+/// The two sides and everything that they reported.
+pub(super) struct World {
+    pub(super) a: Side,
+    b: Side,
+    strategy: Strategy,
+    now: Time,
+    attachments: u64,
+    faults: BTreeMap<AttachmentId, String>,
+    released: [usize; 2],
+    created: [usize; 2],
+    links_closed: usize,
+    drained: bool,
+}
+
+impl World {
+    pub(super) fn new(strategy: Strategy) -> Self {
+        let world = Self {
+            a: Side::new(0),
+            b: Side::new(1),
+            strategy,
+            now: Time(1_000_000_000),
+            attachments: 0,
+            faults: BTreeMap::new(),
+            released: [0; 2],
+            created: [0; 2],
+            links_closed: 0,
+            drained: false,
+        };
+        world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new() });
+        world.b.mail(ToShard::AddLink { key: key_of_b(), socket: socket(), early: Vec::new() });
+        world
+    }
+
+    /// A producer at A and a consumer at B, each in an attachment of its own, with an open channel.
+    pub(super) fn connect(&mut self) -> (Producer, Consumer) {
+        let exchange: Name = format!("x{}", self.attachments).parse().expect("a name");
+        let shape = Shape {
+            producers: 1,
+            consumers: 1,
+            strategy: self.strategy,
+            segment_bytes: SEGMENT_BYTES,
+            checksum: false,
+        };
+        let producer = self.add_producer(exchange.clone(), shape);
+        let consumer = self.add_consumer(exchange, shape);
+        let link = key_of_b();
+        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), producer: ProducerIndex(0), link });
+        self.until("the channel is open", |world| {
+            world.a.shard.core.channels(world.now).filter(|channel| channel.peer.is_some()).count()
+                == world.created[0]
+        });
+        (producer, consumer)
+    }
+
+    /// A consumer that is told to use a link that is not there.
+    pub(super) fn gate_over_missing_link(&mut self) -> Consumer {
+        let shape = Shape {
+            producers: 1,
+            consumers: 1,
+            strategy: self.strategy,
+            segment_bytes: SEGMENT_BYTES,
+            checksum: false,
+        };
+        let consumer = self.add_consumer("missing".parse().expect("a name"), shape);
+        let link = LinkKey { peer_shard: 9, ..key_of_b() };
+        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), producer: ProducerIndex(0), link });
+        consumer
+    }
+
+    fn attach(&mut self, to_a: bool) -> (AttachmentId, Arc<SessionPort>) {
+        self.attachments += 1;
+        let attachment = AttachmentId(self.attachments);
+        let (session, fds) = SessionEndpoint::create().expect("a session");
+        let side = if to_a { &self.a } else { &self.b };
+        side.mail(ToShard::AddAttachment { attachment, session });
+        (attachment, Arc::new(SessionPort::attach(fds).expect("a session page")))
+    }
+
+    fn add_producer(&mut self, exchange: Name, shape: Shape) -> Producer {
+        let (attachment, session) = self.attach(true);
+        let (region, memory, segments) =
+            SendRegion::create(SEGMENTS, SEGMENT_BYTES, HugepageMode::Off).expect("memory");
+        let layout = PartitionLayout { segments, subpartitions: 1 };
+        let (endpoint, rings) = PartitionEndpoint::create(&layout).expect("rings");
+        let key = RingKey { attachment, ring: 0 };
+        let spec = PartitionSpec {
+            exchange,
+            producer: ProducerIndex(0),
+            shape,
+            incarnation: Incarnation(self.attachments),
+            segments,
+        };
+        let bytes = region.bytes();
+        self.a.mail(ToShard::AddPartition { key, spec, endpoint, region });
+        self.created[0] += 1;
+        Producer {
+            ring: key,
+            port: PartitionPort::attach(rings, &layout, 0, Arc::clone(&session)).expect("its rings"),
+            memory: SendMapping::map(memory, bytes).expect("its memory"),
+            segment_bytes: SEGMENT_BYTES as usize,
+            segments: segments as usize,
+            free: (0..segments).collect(),
+            is_finished: false,
+            failure: None,
+            _session: session,
+        }
+    }
+
+    fn add_consumer(&mut self, exchange: Name, shape: Shape) -> Consumer {
+        let (attachment, session) = self.attach(false);
+        let (region, memory, segments) =
+            ReceiveRegion::create(SEGMENTS, SEGMENT_BYTES, HugepageMode::Off).expect("memory");
+        let layout = GateLayout { segments, channels: 1 };
+        let (endpoint, rings) = GateEndpoint::create(&layout).expect("rings");
+        let key = RingKey { attachment, ring: 0 };
+        let spec = GateSpec { exchange, consumer: ConsumerIndex(0), shape, segments, exclusive: 2 };
+        let bytes = region.bytes();
+        self.b.mail(ToShard::AddGate { key, spec, endpoint, region });
+        self.created[1] += 1;
+        Consumer {
+            ring: key,
+            port: GatePort::attach(rings, &layout, 0, Arc::clone(&session)).expect("its rings"),
+            memory: ReceiveMapping::map(memory, bytes).expect("its memory"),
+            segment_bytes: SEGMENT_BYTES as usize,
+            segments: segments as usize,
+            received: Vec::new(),
+            held: Vec::new(),
+            has_ended: false,
+            failure: None,
+            last: None,
+            _session: session,
+        }
+    }
+
+    /// A turn of each shard, and what each socket took arrives at the other.
+    pub(super) fn step(&mut self) {
+        self.now = Time(self.now.0 + 100_000);
+        for side in [&mut self.a, &mut self.b] {
+            assert_ne!(side.shard.turn(self.now), Flow::Ended);
+            crate::io::Ring::park(&mut side.shard.ring, Some(std::time::Duration::ZERO)).expect("the ring");
+            side.shard.core.check().expect("the invariants of the core");
+        }
+        let (a, b) = (first_socket(&self.a), first_socket(&self.b));
+        if let (Some(a), Some(b)) = (a, b) {
+            let (from_a, from_b) = (self.a.shard.ring.take_sent(a), self.b.shard.ring.take_sent(b));
+            self.b.shard.ring.arrive(b, &from_a);
+            self.a.shard.ring.arrive(a, &from_b);
+        }
+        self.take_reports();
+    }
+
+    fn take_reports(&mut self) {
+        for (side, released) in [&mut self.a, &mut self.b].into_iter().zip(&mut self.released) {
+            while let Ok(report) = side.reports.try_recv() {
+                match report {
+                    ToNode::AttachmentFault { attachment, text } => {
+                        self.faults.insert(attachment, text);
+                    }
+                    ToNode::RingReleased { .. } => *released += 1,
+                    ToNode::LinkClosed { .. } => self.links_closed += 1,
+                    ToNode::Drained { .. } => self.drained = true,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    pub(super) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..STEPS_MAX {
+            if holds(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("did not happen within {STEPS_MAX} steps: {what}");
+    }
+
+    /// Steps until nothing is left to do but timers.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..50 {
+            self.step();
+        }
+    }
+
+    pub(super) fn set_send_policy(&mut self, policy: SendPolicy) {
+        for side in [&mut self.a, &mut self.b] {
+            side.shard.ring.set_policy(policy);
+            for socket in side.shard.ring.sockets() {
+                side.shard.ring.set_socket_policy(socket, policy);
+            }
+        }
+    }
+
+    pub(super) fn set_chunk_bytes(&mut self, sizes: &[usize]) {
+        self.a.shard.ring.set_chunk_bytes(sizes);
+        self.b.shard.ring.set_chunk_bytes(sizes);
+    }
+
+    pub(super) fn set_chunks_max(&mut self, chunks: usize) {
+        self.a.shard.ring.set_chunks_max(chunks);
+        self.b.shard.ring.set_chunks_max(chunks);
+    }
+
+    pub(super) fn shuffle(&mut self, seed: u64) {
+        self.a.shard.ring.shuffle(seed);
+        self.b.shard.ring.shuffle(seed.wrapping_mul(0x9e37_79b9));
+    }
+
+    pub(super) fn end_streams(&mut self) {
+        for side in [&mut self.a, &mut self.b] {
+            for socket in side.shard.ring.sockets() {
+                side.shard.ring.end_stream(socket);
+            }
+        }
+    }
+
+    /// The wire of B breaks, as it does some time after A's.
+    pub(super) fn break_wire(&mut self) {
+        for socket in self.b.shard.ring.sockets() {
+            self.b.shard.ring.end_stream(socket);
+        }
+    }
+
+    pub(super) fn arrive_at_b(&mut self, bytes: &[u8]) {
+        let socket = first_socket(&self.b).expect("a socket");
+        self.b.shard.ring.arrive(socket, bytes);
+    }
+
+    pub(super) fn close(&self, producer: &RingKey, consumer: &RingKey) {
+        self.a.mail(ToShard::CloseRing { key: *producer, failure: None });
+        self.b.mail(ToShard::CloseRing { key: *consumer, failure: None });
+    }
+
+    pub(super) fn drop_clients(&self, failure: &Failure) {
+        for attachment in (1..=self.attachments).map(AttachmentId) {
+            for side in [&self.a, &self.b] {
+                side.mail(ToShard::DropAttachment { attachment, failure: failure.clone() });
+            }
+        }
+    }
+
+    /// Whether a batch in flight at A refers to a send region.
+    pub(super) fn has_payload_in_flight(&mut self) -> bool {
+        let socket = first_socket(&self.a).expect("a socket");
+        let batch = self.a.shard.ring.in_flight(socket);
+        batch.is_some_and(|batch| batch.parts.iter().any(|part| matches!(part, SendPart::Region { .. })))
+    }
+
+    pub(super) fn is_released_at_a(&mut self) -> bool {
+        self.released[0] == self.created[0]
+    }
+
+    pub(super) fn is_released(&mut self) -> bool {
+        self.released == self.created
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    pub(super) fn closed_links(&self) -> usize {
+        self.links_closed
+    }
+
+    pub(super) fn fault_of(&self, attachment: AttachmentId) -> Option<String> {
+        self.faults.get(&attachment).cloned()
+    }
+
+    /// The shard of A, to be run to its end, and its reports.
+    pub(super) fn take_a(self) -> (ShardLoop<FakeRing>, UnboundedReceiver<ToNode>) {
+        (self.a.shard, self.a.reports)
+    }
+}
+
+fn first_socket(side: &Side) -> Option<SocketSlot> {
+    side.shard.ring.sockets().first().copied()
+}
+
+fn key_of_a() -> LinkKey {
+    LinkKey { peer: "b".parse().expect("a name"), local_shard: 0, peer_shard: 1, dialled: false }
+}
+
+fn key_of_b() -> LinkKey {
+    LinkKey { peer: "a".parse().expect("a name"), local_shard: 1, peer_shard: 0, dialled: true }
+}
+
+/// A descriptor for the ring to own; nothing goes through it.
+fn socket() -> OwnedFd {
+    UnixStream::pair().expect("a socket pair").0.into()
+}

@@ -1,0 +1,104 @@
+//! A slow or stopped consumer: its own channel waits, memory stays bounded, the others go on, and it shows.
+
+mod common;
+
+use common::{Pair, channels, eventually, feed, lines, memory_used, recv, send, signal, sorted};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn number(row: &Value, key: &str) -> u64 {
+    row[key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"))
+}
+
+#[test]
+fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
+    let pair = Pair::start();
+    let stopped = recv(&pair.b, "stuck", "0/1");
+    let mut stuck = send(&pair.a, "stuck", &["--strategy", "forward", "--consumers", "1"]);
+    let stuck_input = lines(16 << 20);
+    let stuck_feeder = feed(&mut stuck, stuck_input.clone());
+    eventually("records flow", || {
+        channels(&pair.b, "stuck", "receive").iter().any(|row| number(row, "bytes_total") > 0).then_some(())
+    });
+    signal(stopped.child.id(), Signal::STOP);
+    let waiting = eventually("its channel is out of credit with a backlog", || {
+        let rows = channels(&pair.a, "stuck", "send");
+        rows.into_iter().find(|row| number(row, "credit") == 0 && number(row, "backlog") > 0)
+    });
+    assert!(number(&waiting, "queued_bytes") > 0);
+
+    // Another exchange over the same link goes on, to its end.
+    let input = lines(8 << 20);
+    let receivers = [recv(&pair.b, "free", "0/2"), recv(&pair.b, "free", "1/2")];
+    let mut free = send(&pair.a, "free", &["--strategy", "rebalance", "--consumers", "2"]);
+    let feeder = feed(&mut free, input.clone());
+    let outputs = receivers.map(|receiver| receiver.output().stdout);
+    assert!(free.output().status.success());
+    feeder.join().expect("the feeder");
+    assert!(sorted(&[&outputs[0], &outputs[1]]) == sorted(&[&input]));
+
+    let first = channels(&pair.a, "stuck", "send").remove(0);
+    eventually("its wait grows", || {
+        let row = channels(&pair.a, "stuck", "send").remove(0);
+        let (before, now) = (&first["send_stalled_seconds_total"], &row["send_stalled_seconds_total"]);
+        (now.as_f64()? > before.as_f64()? + 0.1 && row["bytes_total"] == first["bytes_total"]).then_some(())
+    });
+
+    signal(stopped.child.id(), Signal::CONT);
+    let output = stopped.output();
+    assert!(output.stdout == stuck_input, "nothing was lost while it stood still");
+    assert!(stuck.output().status.success());
+    stuck_feeder.join().expect("the feeder");
+}
+
+#[test]
+fn memory_does_not_grow_while_a_consumer_is_stopped() {
+    let pair = Pair::start();
+    let stopped = recv(&pair.b, "held", "0/1");
+    let mut sender = send(&pair.a, "held", &["--strategy", "forward", "--consumers", "1"]);
+    let _feeder = feed(&mut sender, lines(64 << 20));
+    eventually("records flow", || {
+        channels(&pair.b, "held", "receive").iter().any(|row| number(row, "bytes_total") > 0).then_some(())
+    });
+    signal(stopped.child.id(), Signal::STOP);
+    let at_rest = eventually("nothing moves", || {
+        let before = channels(&pair.a, "held", "send").remove(0)["bytes_total"].clone();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let row = channels(&pair.a, "held", "send").remove(0);
+        (row["bytes_total"] == before).then_some(row)
+    });
+    let used = [memory_used(&pair.a), memory_used(&pair.b)];
+    let held = number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!([memory_used(&pair.a), memory_used(&pair.b)], used, "regions are what they were");
+    let row = channels(&pair.a, "held", "send").remove(0);
+    assert_eq!(
+        (&row["bytes_total"], &row["queued_bytes"]),
+        (&at_rest["bytes_total"], &at_rest["queued_bytes"])
+    );
+    assert_eq!(number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held"), held);
+    signal(stopped.child.id(), Signal::CONT);
+}
+
+#[test]
+fn a_stopped_consumer_of_a_hash_exchange_holds_its_producer_and_nobody_else() {
+    let pair = Pair::start();
+    let mut receivers: Vec<_> = (0..4).map(|j| recv(&pair.b, "keys", &format!("{j}/4"))).collect();
+    signal(receivers[3].child.id(), Signal::STOP);
+    let mut sender = send(&pair.a, "keys", &["--strategy", "hash", "--key-field", "1", "--consumers", "4"]);
+    let input = lines(24 << 20);
+    let feeder = feed(&mut sender, input.clone());
+    eventually("the stopped one's channel is the only one that waits for credit", || {
+        let rows = channels(&pair.a, "keys", "send");
+        let waits = |row: &&Value| number(row, "credit") == 0 && number(row, "backlog") > 0;
+        let waiting: Vec<u64> = rows.iter().filter(waits).map(|row| number(row, "consumer")).collect();
+        let idle = rows.iter().filter(|row| number(row, "queued_bytes") == 0).count();
+        (waiting == [3] && idle == 3).then_some(())
+    });
+    signal(receivers[3].child.id(), Signal::CONT);
+    let outputs: Vec<Vec<u8>> = receivers.drain(..).map(|receiver| receiver.output().stdout).collect();
+    let parts: Vec<&[u8]> = outputs.iter().map(Vec::as_slice).collect();
+    assert!(sorted(&parts) == sorted(&[&input]));
+    assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
+}
