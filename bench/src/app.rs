@@ -1,0 +1,206 @@
+//! The processes that a workload runs: this program again, told what to do by its arguments and steered by lines on
+//! its standard input. They count what they moved; the bench reads the counts at the edges of its window.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{blast, pipeline};
+
+/// What a process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// Listen on loopback, print the port as the first count, and read what comes.
+    BlastReceiver,
+    /// Write to the receiver on this port.
+    BlastSender {
+        /// Port of the receiver.
+        port: u16,
+        /// TCP congestion control, the system's if `None`.
+        congestion: Option<String>,
+    },
+    /// Write records through Weir.
+    Producer(pipeline::ProducerOptions),
+    /// Read records through Weir.
+    Consumer(pipeline::ConsumerOptions),
+}
+
+/// What a process has moved so far, in one slot per worker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Payload bytes.
+    pub bytes: Vec<u64>,
+    /// Records, or reads and writes of a blast.
+    pub records: Vec<u64>,
+    /// Sum over the payload, so that no reader can be optimised away.
+    pub checksum: u64,
+}
+
+impl Counts {
+    /// Bytes of all workers.
+    #[must_use]
+    pub fn bytes_total(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+
+    /// Records of all workers.
+    #[must_use]
+    pub fn records_total(&self) -> u64 {
+        self.records.iter().sum()
+    }
+}
+
+/// Counters of one worker, written by it alone and read at any time.
+#[derive(Debug, Default)]
+pub struct Counter {
+    /// Payload bytes.
+    pub bytes: AtomicU64,
+    /// Records.
+    pub records: AtomicU64,
+    /// Sum over the payload.
+    pub checksum: AtomicU64,
+    /// Set while this worker is to stand still.
+    pub stopped: AtomicBool,
+}
+
+/// What the workers of one process share with its control loop.
+#[derive(Debug, Default)]
+pub struct Board {
+    /// One counter per worker.
+    pub counters: Vec<Counter>,
+    /// Set when the workers are to finish.
+    pub ending: AtomicBool,
+}
+
+impl Board {
+    /// A board for this many workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Arc<Self> {
+        Arc::new(Self {
+            counters: (0..workers).map(|_| Counter::default()).collect(),
+            ending: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the workers are to finish.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
+    }
+
+    fn counts(&self) -> Counts {
+        let read = |field: fn(&Counter) -> &AtomicU64| {
+            self.counters.iter().map(|counter| field(counter).load(Ordering::Relaxed)).collect::<Vec<u64>>()
+        };
+        Counts {
+            bytes: read(|counter| &counter.bytes),
+            records: read(|counter| &counter.records),
+            checksum: read(|counter| &counter.checksum).iter().fold(0, |sum, part| sum.wrapping_add(*part)),
+        }
+    }
+}
+
+/// The process' side: does what `role` says until its standard input ends.
+///
+/// # Errors
+/// One line: what the role could not do.
+pub fn serve(role: Role) -> Result<(), String> {
+    let board = match role {
+        Role::BlastReceiver => blast::receive()?,
+        Role::BlastSender { port, congestion } => blast::send(port, congestion.as_deref())?,
+        Role::Producer(options) => pipeline::produce(options)?,
+        Role::Consumer(options) => pipeline::consume(options)?,
+    };
+    for line in std::io::stdin().lines() {
+        let line = line.map_err(|error| format!("cannot read commands: {error}"))?;
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(|word| word.parse::<usize>().ok())) {
+            (Some("report"), None) => print_line(&board.counts())?,
+            (Some("stop"), Some(worker)) => set_stopped(&board, worker, true),
+            (Some("go"), Some(worker)) => set_stopped(&board, worker, false),
+            (Some("end"), None) => board.ending.store(true, Ordering::Relaxed),
+            _ => return Err(format!("unknown command {line:?}")),
+        }
+    }
+    Ok(())
+}
+
+fn set_stopped(board: &Board, worker: usize, stopped: bool) {
+    if let Some(counter) = board.counters.get(worker) {
+        counter.stopped.store(stopped, Ordering::Relaxed);
+    }
+}
+
+fn print_line(value: &impl Serialize) -> Result<(), String> {
+    let text = serde_json::to_string(value).map_err(|error| format!("cannot write a report: {error}"))?;
+    println!("{text}");
+    std::io::stdout().flush().map_err(|error| format!("cannot write a report: {error}"))
+}
+
+/// The bench's side of one process; it is ended with this.
+pub struct App {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl App {
+    /// Starts this program again with `role`.
+    ///
+    /// # Errors
+    /// One line, when it cannot be started.
+    pub fn start(role: &Role) -> Result<Self, String> {
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let role = serde_json::to_string(role).map_err(|error| format!("cannot write a role: {error}"))?;
+        let mut child = Command::new(program)
+            .args(["app", &role])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start a workload process: {error}"))?;
+        let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a workload process has no pipes".to_owned());
+        };
+        Ok(Self { child, commands, answers: BufReader::new(answers) })
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has moved so far.
+    ///
+    /// # Errors
+    /// One line, when it has ended or answers nonsense.
+    pub fn report(&mut self) -> Result<Counts, String> {
+        self.command("report")?;
+        let mut line = String::new();
+        let read = self.answers.read_line(&mut line).map_err(|error| format!("no report: {error}"))?;
+        if read == 0 {
+            return Err("a workload process ended early; its error is above".to_owned());
+        }
+        serde_json::from_str(&line).map_err(|error| format!("a report is not JSON: {error}"))
+    }
+
+    /// Sends one command line.
+    ///
+    /// # Errors
+    /// One line, when it has ended.
+    pub fn command(&mut self, line: &str) -> Result<(), String> {
+        writeln!(self.commands, "{line}").map_err(|error| format!("a workload process ended early: {error}"))
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        // It has no state worth an orderly end, and may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

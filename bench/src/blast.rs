@@ -1,0 +1,100 @@
+//! The baseline: one TCP connection over loopback, 256 KiB per write and read. Both ends touch their payload, as an
+//! application does: the sender writes every word before it is sent, the receiver adds every word up.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use socket2::{Domain, Socket, Type};
+
+use crate::app::Board;
+
+/// Bytes of one write and one read.
+pub const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Listens, and reads from the first connection in a thread. The port stands as the record count of worker 1.
+pub(crate) fn receive() -> Result<Arc<Board>, String> {
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| format!("cannot listen: {error}"))?;
+    let port = listener.local_addr().map_err(|error| format!("no port: {error}"))?.port();
+    let board = Board::new(2);
+    board.counters[1].records.store(u64::from(port), Ordering::Relaxed);
+    let counted = Arc::clone(&board);
+    std::thread::spawn(move || {
+        let Ok((mut stream, _)) = listener.accept() else { return };
+        let mut chunk = vec![0_u8; CHUNK_BYTES];
+        let counter = &counted.counters[0];
+        let (mut bytes, mut reads, mut checksum) = (0_u64, 0_u64, 0_u64);
+        while let Ok(read @ 1..) = stream.read(&mut chunk) {
+            checksum = checksum.wrapping_add(sum(&chunk[..read]));
+            bytes += read as u64;
+            reads += 1;
+            counter.bytes.store(bytes, Ordering::Relaxed);
+            counter.records.store(reads, Ordering::Relaxed);
+            counter.checksum.store(checksum, Ordering::Relaxed);
+        }
+    });
+    Ok(board)
+}
+
+/// Connects to `port` and writes in a thread until the process ends.
+pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, String> {
+    let socket =
+        Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| format!("no socket: {error}"))?;
+    if let Some(name) = congestion {
+        socket
+            .set_tcp_congestion(name.as_bytes())
+            .map_err(|error| format!("cannot use congestion control {name}: {error}"))?;
+    }
+    let address = std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    socket.connect(&address.into()).map_err(|error| format!("cannot connect: {error}"))?;
+    let mut stream = std::net::TcpStream::from(socket);
+    let board = Board::new(1);
+    let counted = Arc::clone(&board);
+    std::thread::spawn(move || {
+        let mut chunk = vec![0_u8; CHUNK_BYTES];
+        let counter = &counted.counters[0];
+        let mut number = 0_u64;
+        let mut bytes = 0_u64;
+        loop {
+            for word in chunk.chunks_exact_mut(8) {
+                word.copy_from_slice(&number.to_le_bytes());
+                number = number.wrapping_add(1);
+            }
+            if stream.write_all(&chunk).is_err() {
+                return;
+            }
+            bytes += CHUNK_BYTES as u64;
+            counter.bytes.store(bytes, Ordering::Relaxed);
+        }
+    });
+    Ok(board)
+}
+
+/// Sum of the 8-byte words of `bytes`, and of what is left over.
+#[must_use]
+pub fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8);
+    let rest = words.remainder().iter().fold(0_u64, |sum, byte| sum.wrapping_add(u64::from(*byte)));
+    words.fold(rest, |sum, word| sum.wrapping_add(u64::from_le_bytes(word.try_into().unwrap_or_default())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_counts_in_the_sum() {
+        assert_eq!(sum(&[]), 0);
+        assert_eq!(sum(&[1, 2, 3]), 6);
+        assert_eq!(sum(&[1, 0, 0, 0, 0, 0, 0, 0, 5]), 6);
+        let mut bytes = vec![7_u8; 1000];
+        let before = sum(&bytes);
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1;
+            assert_ne!(sum(&bytes), before, "byte {at}");
+            bytes[at] ^= 1;
+        }
+    }
+}

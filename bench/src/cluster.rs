@@ -1,0 +1,223 @@
+//! Daemons of one machine that talk over loopback, each with a run directory of its own. They end with the cluster.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a daemon may take until it answers.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a daemon may take to drain and end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A cluster of two nodes, `a` and `b`, that know each other.
+pub struct Cluster {
+    program: PathBuf,
+    nodes: Vec<Node>,
+    directory: TempDir,
+}
+
+/// One daemon.
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Where its sockets are.
+    pub run_dir: PathBuf,
+    child: Child,
+}
+
+/// What every daemon of a cluster is started with beside its name, addresses and run directory.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// Shards of each daemon.
+    pub shards: u32,
+    /// Bound on the memory of all regions of one daemon, in bytes.
+    pub memory_bytes: u64,
+    /// TCP congestion control of the links; the system's if `None`.
+    pub congestion: Option<String>,
+}
+
+impl Cluster {
+    /// Starts two daemons with the `weir` program that was built beside this one, and waits until both answer.
+    ///
+    /// # Errors
+    /// One line: what did not start and what it printed.
+    pub fn start(options: &ClusterOptions) -> Result<Self, String> {
+        let program = program_beside_this("weir")?;
+        let directory =
+            TempDir::new().map_err(|error| format!("cannot make a directory for the daemons: {error}"))?;
+        let addresses = free_addresses()?;
+        let mut cluster = Self { program, nodes: Vec::new(), directory };
+        for (own, peer) in [(0, 1), (1, 0)] {
+            cluster.start_node(own, peer, &addresses, options)?;
+        }
+        for node in &cluster.nodes {
+            cluster.wait_until_ready(node)?;
+        }
+        Ok(cluster)
+    }
+
+    fn start_node(
+        &mut self,
+        own: usize,
+        peer: usize,
+        addresses: &[String; 2],
+        options: &ClusterOptions,
+    ) -> Result<(), String> {
+        let name = ["a", "b"][own];
+        let run_dir = self.directory.path().join(name);
+        let log = File::create(self.log_path(name))
+            .map_err(|error| format!("cannot write the log of {name}: {error}"))?;
+        let config_path = self.directory.path().join(format!("{name}.toml"));
+        let congestion = options
+            .congestion
+            .as_ref()
+            .map_or(String::new(), |name| format!("[link]\ncongestion = \"{name}\"\n"));
+        std::fs::write(&config_path, congestion)
+            .map_err(|error| format!("cannot write {}: {error}", config_path.display()))?;
+        let child = Command::new(&self.program)
+            .arg("daemon")
+            .arg("--config")
+            .arg(&config_path)
+            .args(["--node", name, "--listen", &addresses[own]])
+            .args(["--peer", &format!("{}={}", ["a", "b"][peer], addresses[peer])])
+            .args(["--shards", &options.shards.to_string(), "--memory", &options.memory_bytes.to_string()])
+            .arg("--run-dir")
+            .arg(&run_dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", self.program.display()))?;
+        self.nodes.push(Node { name: name.to_owned(), run_dir, child });
+        Ok(())
+    }
+
+    fn wait_until_ready(&self, node: &Node) -> Result<(), String> {
+        let began = Instant::now();
+        while began.elapsed() < START_TIMEOUT {
+            if self.ask(node, "status").is_ok() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let log = std::fs::read_to_string(self.log_path(&node.name)).unwrap_or_default();
+        Err(format!(
+            "daemon {} did not answer within {} s; it printed:\n{log}",
+            node.name,
+            START_TIMEOUT.as_secs()
+        ))
+    }
+
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(format!("{name}.log"))
+    }
+
+    /// What `weir VERB --output json` prints for this node.
+    ///
+    /// # Errors
+    /// One line, when the daemon does not answer or answers something that is not JSON.
+    pub fn ask(&self, node: &Node, verb: &str) -> Result<Value, String> {
+        let output = Command::new(&self.program)
+            .args([verb, "--output", "json", "--run-dir"])
+            .arg(&node.run_dir)
+            .output()
+            .map_err(|error| format!("cannot start weir {verb}: {error}"))?;
+        // 3 says that a subsystem is degraded, which the JSON tells in full.
+        if !matches!(output.status.code(), Some(0 | 3)) {
+            return Err(format!("weir {verb} failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        serde_json::from_slice(&output.stdout)
+            .map_err(|error| format!("weir {verb} printed no JSON: {error}"))
+    }
+
+    /// The `weir` program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// A directory that is removed with the cluster.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Node `a`, by convention the producers' node.
+    #[must_use]
+    pub fn a(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// Node `b`, by convention the consumers' node.
+    #[must_use]
+    pub fn b(&self) -> &Node {
+        &self.nodes[1]
+    }
+}
+
+impl Node {
+    /// The daemon's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn stop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            // Fails only when it has ended already.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let began = Instant::now();
+        while began.elapsed() < STOP_TIMEOUT {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("daemon {} did not end within {} s of SIGTERM: killed", self.name, STOP_TIMEOUT.as_secs());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            node.stop();
+        }
+    }
+}
+
+/// The program of this name in the directory of the running one.
+///
+/// # Errors
+/// One line that says how to build it.
+pub fn program_beside_this(name: &str) -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let program = own.with_file_name(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    Err(format!("{} is not there; build it with `cargo build --release --package {name}`", program.display()))
+}
+
+/// Two loopback addresses whose ports were free a moment ago.
+fn free_addresses() -> Result<[String; 2], String> {
+    let listen =
+        || TcpListener::bind("127.0.0.1:0").map_err(|error| format!("no free loopback port: {error}"));
+    let (first, second) = (listen()?, listen()?);
+    let address = |listener: &TcpListener| {
+        listener
+            .local_addr()
+            .map(|address| address.to_string())
+            .map_err(|error| format!("no address: {error}"))
+    };
+    Ok([address(&first)?, address(&second)?])
+}

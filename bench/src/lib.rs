@@ -1,0 +1,11 @@
+//! What `cargo xtask bench` and `cargo xtask demo` are made of: daemons and applications as real processes, baselines
+//! on the same path in the same run, and a report that gives medians with their spread.
+
+pub mod app;
+pub mod blast;
+pub mod cluster;
+pub mod pipeline;
+pub mod report;
+pub mod scenario;
+pub mod statistics;
+pub mod usage;

@@ -1,0 +1,203 @@
+//! Producers and consumers of the workloads: they write every byte of a payload and read every byte of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weir_client::{Client, Gate, GateOptions, Item, Partition, PartitionOptions, Strategy, Task};
+
+use crate::app::{Board, Counter};
+use crate::blast;
+
+/// How producers and consumers of an exchange are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Layout {
+    /// This many producers, written in turn by one thread, all to one consumer on one thread.
+    FanIn(u32),
+    /// This many producers, each on its own thread with a consumer of its own.
+    Forward(u32),
+    /// This many producers and as many consumers, each on its own thread; every producer feeds every consumer.
+    AllToAll(u32),
+}
+
+impl Layout {
+    fn producers(self) -> u32 {
+        match self {
+            Self::FanIn(count) | Self::Forward(count) | Self::AllToAll(count) => count,
+        }
+    }
+
+    fn consumers(self) -> u32 {
+        match self {
+            Self::FanIn(_) => 1,
+            Self::Forward(count) | Self::AllToAll(count) => count,
+        }
+    }
+
+    fn strategy(self) -> Strategy {
+        match self {
+            Self::Forward(_) => Strategy::Forward,
+            Self::FanIn(_) | Self::AllToAll(_) => Strategy::Rebalance,
+        }
+    }
+}
+
+/// A process of producers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ProducerOptions {
+    /// Run directory of the daemon to attach to.
+    pub run_dir: PathBuf,
+    /// Name of the exchange.
+    pub exchange: String,
+    /// How many, and how they are connected.
+    pub layout: Layout,
+    /// Length of each record, in bytes.
+    pub record_bytes: usize,
+    /// Attach, and write nothing.
+    pub silent: bool,
+}
+
+/// A process of consumers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ConsumerOptions {
+    /// Run directory of the daemon to attach to.
+    pub run_dir: PathBuf,
+    /// Name of the exchange.
+    pub exchange: String,
+    /// How many, and how they are connected.
+    pub layout: Layout,
+}
+
+/// How long a stopped worker sleeps between looks at its switch.
+const STOPPED_LOOK: Duration = Duration::from_millis(5);
+
+/// Attaches and starts the producers; returns their counters.
+pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
+    let task = attach(&options.run_dir, "producer")?;
+    let producers = options.layout.producers();
+    let mut partitions = Vec::new();
+    for producer in 0..producers {
+        partitions.push(
+            task.partition(
+                &options.exchange,
+                producer,
+                producers,
+                options.layout.consumers(),
+                options.layout.strategy(),
+                PartitionOptions::default(),
+            )
+            .map_err(|error| format!("cannot make producer {producer}/{producers}: {error}"))?,
+        );
+    }
+    let groups: Vec<Vec<Partition>> = match options.layout {
+        Layout::FanIn(_) => vec![partitions],
+        Layout::Forward(_) | Layout::AllToAll(_) => {
+            partitions.into_iter().map(|partition| vec![partition]).collect()
+        }
+    };
+    let board = Board::new(groups.len());
+    for (worker, group) in groups.into_iter().enumerate() {
+        let board = Arc::clone(&board);
+        let record = vec![0_u8; options.record_bytes];
+        let silent = options.silent;
+        // The task is kept alive by every worker: dropped, it would end its cell.
+        let task = task.clone();
+        spawn_worker("producer", move || {
+            let outcome = if silent { hold(&board, &group) } else { write(&board, worker, group, record) };
+            drop(task);
+            outcome
+        });
+    }
+    Ok(board)
+}
+
+/// Keeps partitions attached without writing to them.
+fn hold(board: &Board, _held: &[Partition]) -> Result<(), String> {
+    while !board.is_ending() {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    Ok(())
+}
+
+fn write(board: &Board, worker: usize, mut group: Vec<Partition>, mut record: Vec<u8>) -> Result<(), String> {
+    let counter = board.counters.get(worker).ok_or("no counter")?;
+    let (mut number, mut records) = (0_u64, 0_u64);
+    let length = record.len() as u64;
+    while !board.is_ending() {
+        for partition in &mut group {
+            fill(&mut record, &mut number);
+            partition.emit(&record).map_err(|error| error.to_string())?;
+        }
+        records += group.len() as u64;
+        count(counter, records, records * length, 0);
+    }
+    Ok(())
+}
+
+/// Writes each 8-byte word of the record.
+fn fill(record: &mut [u8], number: &mut u64) {
+    for word in record.chunks_mut(8) {
+        let bytes = number.to_le_bytes();
+        word.copy_from_slice(bytes.get(..word.len()).unwrap_or(&bytes));
+        *number = number.wrapping_add(1);
+    }
+}
+
+/// Attaches and starts the consumers; returns their counters.
+pub(crate) fn consume(options: ConsumerOptions) -> Result<Arc<Board>, String> {
+    let task = attach(&options.run_dir, "consumer")?;
+    let consumers = options.layout.consumers();
+    let board = Board::new(consumers as usize);
+    for consumer in 0..consumers {
+        let gate_options =
+            GateOptions { producers: Some(options.layout.producers()), ..GateOptions::default() };
+        let gate = task
+            .gate(&options.exchange, consumer, consumers, gate_options)
+            .map_err(|error| format!("cannot make consumer {consumer}/{consumers}: {error}"))?;
+        let board = Arc::clone(&board);
+        let task = task.clone();
+        spawn_worker("consumer", move || {
+            let outcome = read(&board, consumer as usize, gate);
+            drop(task);
+            outcome
+        });
+    }
+    Ok(board)
+}
+
+fn read(board: &Board, worker: usize, mut gate: Gate) -> Result<(), String> {
+    let counter = board.counters.get(worker).ok_or("no counter")?;
+    let (mut records, mut bytes, mut checksum) = (0_u64, 0_u64, 0_u64);
+    while let Some(item) = gate.next().map_err(|error| error.to_string())? {
+        let Item::Record(record) = item else { continue };
+        records += 1;
+        bytes += record.len() as u64;
+        checksum = checksum.wrapping_add(blast::sum(&record));
+        count(counter, records, bytes, checksum);
+        while counter.stopped.load(Ordering::Relaxed) {
+            std::thread::sleep(STOPPED_LOOK);
+        }
+    }
+    Ok(())
+}
+
+fn count(counter: &Counter, records: u64, bytes: u64, checksum: u64) {
+    counter.records.store(records, Ordering::Relaxed);
+    counter.bytes.store(bytes, Ordering::Relaxed);
+    counter.checksum.store(checksum, Ordering::Relaxed);
+}
+
+fn attach(run_dir: &std::path::Path, name: &str) -> Result<Task, String> {
+    let client = Client::connect(run_dir).map_err(|error| error.to_string())?;
+    client.task(name).map_err(|error| error.to_string())
+}
+
+fn spawn_worker(role: &'static str, work: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    std::thread::spawn(move || {
+        if let Err(problem) = work() {
+            eprintln!("{role}: {problem}");
+        }
+    });
+}

@@ -1,0 +1,120 @@
+//! The scenarios, one file each, and what they share: a window over running processes.
+
+pub mod idle;
+pub mod isolation;
+pub mod throughput;
+
+use std::time::{Duration, Instant};
+
+use crate::app::{App, Counts};
+use crate::report::Case;
+use crate::usage;
+
+/// What a scenario is run with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rounds of each case, interleaved with the baseline.
+    pub rounds: u32,
+    /// Length of one measured window.
+    pub window: Duration,
+    /// Shards of each daemon.
+    pub shards: u32,
+    /// Congestion control of links and baseline.
+    pub congestion: Option<String>,
+}
+
+/// A scenario by its name.
+pub struct Scenario {
+    /// What `--scenario` calls it.
+    pub name: &'static str,
+    /// One line for `--list`.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&Settings) -> Result<Vec<Case>, String>,
+}
+
+/// Every scenario.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "throughput",
+        about: "64 channels over one link; records of 32 KiB, 512 B and 64 B",
+        run: throughput::run,
+    },
+    Scenario {
+        name: "isolation",
+        about: "64 forward channels over one link, then one consumer stopped",
+        run: isolation::run,
+    },
+    Scenario {
+        name: "idle",
+        about: "1,024 attached channels at rest: CPU and memory of the daemons",
+        run: idle::run,
+    },
+];
+
+/// Time that processes run before a window opens, so that pools are filled and TCP windows have opened.
+const WARM_UP: Duration = Duration::from_millis(400);
+
+/// What moved and what it cost between two moments.
+#[derive(Debug)]
+struct Window {
+    seconds: f64,
+    /// Difference of the reader's counts.
+    counts: Counts,
+    /// CPU time of each process of interest, in seconds.
+    cpu_seconds: Vec<f64>,
+    /// CPU time of all other processes of the machine, as a share of one core.
+    foreign_cores: f64,
+}
+
+impl Window {
+    fn gigabytes(&self) -> f64 {
+        self.counts.bytes_total() as f64 / 1e9
+    }
+
+    fn gigabytes_per_second(&self) -> f64 {
+        self.gigabytes() / self.seconds
+    }
+
+    fn records_per_second(&self) -> f64 {
+        self.counts.records_total() as f64 / self.seconds
+    }
+
+    fn cpu_seconds_per_gigabyte(&self) -> f64 {
+        self.cpu_seconds.iter().sum::<f64>() / self.gigabytes()
+    }
+}
+
+/// Watches `reader` for `length`; CPU time is that of `pids`.
+fn watch(reader: &mut App, pids: &[u32], length: Duration) -> Result<Window, String> {
+    let before = reader.report()?;
+    let began = Instant::now();
+    let cpu_before: Vec<u64> = pids.iter().map(|pid| usage::cpu_ns(*pid)).collect();
+    let busy_before = usage::machine_busy_ns();
+    std::thread::sleep(length);
+    let after = reader.report()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let busy = seconds_between(busy_before, usage::machine_busy_ns());
+    let cpu_seconds: Vec<f64> = pids
+        .iter()
+        .zip(&cpu_before)
+        .map(|(pid, before)| seconds_between(*before, usage::cpu_ns(*pid)))
+        .collect();
+    let foreign_cores = ((busy - cpu_seconds.iter().sum::<f64>()) / seconds).max(0.0);
+    Ok(Window { seconds, counts: difference(&before, &after), cpu_seconds, foreign_cores })
+}
+
+fn seconds_between(before_ns: u64, after_ns: u64) -> f64 {
+    after_ns.saturating_sub(before_ns) as f64 / 1e9
+}
+
+fn difference(before: &Counts, after: &Counts) -> Counts {
+    let subtract = |before: &[u64], after: &[u64]| {
+        before.iter().zip(after).map(|(before, after)| after - before).collect()
+    };
+    Counts {
+        bytes: subtract(&before.bytes, &after.bytes),
+        records: subtract(&before.records, &after.records),
+        checksum: after.checksum.wrapping_sub(before.checksum),
+    }
+}
