@@ -58,10 +58,7 @@ pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, St
         let mut number = 0_u64;
         let mut bytes = 0_u64;
         loop {
-            for word in chunk.chunks_exact_mut(8) {
-                word.copy_from_slice(&number.to_le_bytes());
-                number = number.wrapping_add(1);
-            }
+            number = fill(&mut chunk, number);
             if stream.write_all(&chunk).is_err() {
                 return;
             }
@@ -70,6 +67,18 @@ pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, St
         }
     });
     Ok(board)
+}
+
+/// Writes every byte: each 8-byte word is a number, counted up from `number`. The number that follows.
+#[must_use]
+pub fn fill(bytes: &mut [u8], mut number: u64) -> u64 {
+    let mut words = bytes.chunks_exact_mut(8);
+    for word in &mut words {
+        word.copy_from_slice(&number.to_le_bytes());
+        number = number.wrapping_add(1);
+    }
+    words.into_remainder().fill(number as u8);
+    number.wrapping_add(1)
 }
 
 /// Sum of the 8-byte words of `bytes`, and of what is left over.
@@ -83,6 +92,16 @@ pub fn sum(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filling_writes_every_byte() {
+        for length in [0, 1, 7, 8, 9, 64, 1001] {
+            let (mut first, mut second) = (vec![0_u8; length], vec![0xff_u8; length]);
+            let next = fill(&mut first, 77);
+            assert_eq!(fill(&mut second, 77), next);
+            assert_eq!(first, second, "{length} bytes");
+        }
+    }
 
     #[test]
     fn every_byte_counts_in_the_sum() {

@@ -127,22 +127,13 @@ fn write(board: &Board, worker: usize, mut group: Vec<Partition>, mut record: Ve
     let length = record.len() as u64;
     while !board.is_ending() {
         for partition in &mut group {
-            fill(&mut record, &mut number);
+            number = blast::fill(&mut record, number);
             partition.emit(&record).map_err(|error| error.to_string())?;
         }
         records += group.len() as u64;
         count(counter, records, records * length, 0);
     }
     Ok(())
-}
-
-/// Writes each 8-byte word of the record.
-fn fill(record: &mut [u8], number: &mut u64) {
-    for word in record.chunks_mut(8) {
-        let bytes = number.to_le_bytes();
-        word.copy_from_slice(bytes.get(..word.len()).unwrap_or(&bytes));
-        *number = number.wrapping_add(1);
-    }
 }
 
 /// Attaches and starts the consumers; returns their counters.

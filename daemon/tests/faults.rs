@@ -339,7 +339,10 @@ fn closing_the_reader_of_recv_ends_it_quietly_and_tells_the_producer() {
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
     let _feeder = feed(&mut sender, lines(64 << 20));
     eventually("records flow", || {
-        channels(&pair.b, "x", "receive").iter().any(|row| row["bytes_total"].as_u64() > Some(0)).then_some(())
+        channels(&pair.b, "x", "receive")
+            .iter()
+            .any(|row| row["bytes_total"].as_u64() > Some(0))
+            .then_some(())
     });
     drop(reader);
     assert_refused(&sender.output(), 1, &["consumer gone"]);

@@ -150,20 +150,6 @@ impl World {
             let Self { producers, nodes, common, links, .. } = self;
             let (producer, shell) = (&mut producers[producer], &mut nodes[node]);
             let (Some(submission), Some(id)) = (producer.ring.pop_front(), producer.partition) else { break };
-            match &submission {
-                Submission::Data { subpartition, bytes, .. } if *bytes > 0 => {
-                    let key = producer.channel(subpartition.0 as usize);
-                    common.submissions.entry(key).or_default().push(*bytes);
-                    if let Some(link) = common.model.links.get(&key) {
-                        let book = links[*link].books.iter_mut().find_map(|book| book.line_mut(key));
-                        book.into_iter().for_each(|line| line.submitted(*bytes));
-                    }
-                }
-                Submission::Event { subpartition, .. } => {
-                    *shell.events_taken.entry((id, *subpartition)).or_default() += 1;
-                }
-                Submission::Data { .. } | Submission::End { .. } => {}
-            }
             let result = shell.shard.handle_submission(id, submission.clone(), common.now);
             let lie = producer.lied && producer.ring.is_empty();
             match result {
@@ -174,9 +160,22 @@ impl World {
                     shell.shard.handle_partition_closed(id, Some(failure), common.now);
                     break;
                 }
-                result => {
-                    result.map_err(|fault| format!("{producer}: {submission:?} was refused: {fault}"))?;
+                Err(fault) => return Err(format!("{producer}: {submission:?} was refused: {fault}")),
+                Ok(()) => {}
+            }
+            match submission {
+                Submission::Data { subpartition, bytes, .. } if bytes > 0 => {
+                    let key = producer.channel(subpartition.0 as usize);
+                    common.submissions.entry(key).or_default().push(bytes);
+                    if let Some(link) = common.model.links.get(&key) {
+                        let book = links[*link].books.iter_mut().find_map(|book| book.line_mut(key));
+                        book.into_iter().for_each(|line| line.submitted(bytes));
+                    }
                 }
+                Submission::Event { subpartition, .. } => {
+                    *shell.events_taken.entry((id, subpartition)).or_default() += 1;
+                }
+                Submission::Data { .. } | Submission::End { .. } => {}
             }
         }
         Ok(())
@@ -287,6 +286,9 @@ impl World {
         let Self { nodes, links, common, plan, .. } = self;
         let shell = &mut nodes[node];
         let Some((link, end)) = shell.links.get(&id).copied() else { return Ok(false) };
+        if links[link].health == Health::Broken {
+            return Ok(false);
+        }
         let waiting = waiting_channels(shell, id, common.now);
         links[link].books[end].note_waiting(&waiting);
         let at = &mut links[link].ends[end];
