@@ -258,6 +258,8 @@ impl World {
             Err(error) if self.links[link].is_garbled => {
                 self.common.coverage.hit(Mark::Garbled);
                 self.break_link(link);
+                // Nothing is read from a link behind an error, even if it is closed a little later.
+                self.links[link].pipes[1 - end].reset();
                 if self.links[link].ends[end].sending.is_none() {
                     self.report_closed(node, link, end, &error.to_string());
                 }
