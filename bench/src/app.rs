@@ -197,6 +197,18 @@ impl App {
     }
 }
 
+/// Ends processes that are each other's ends: none takes it for a failure that another went first.
+///
+/// # Errors
+/// One line, when one had ended before.
+pub fn end(mut apps: Vec<App>) -> Result<(), String> {
+    for app in &mut apps {
+        app.command("end")?;
+        app.report()?;
+    }
+    Ok(())
+}
+
 impl Drop for App {
     fn drop(&mut self) {
         // It has no state worth an orderly end, and may have ended by itself.

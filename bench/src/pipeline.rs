@@ -104,8 +104,8 @@ pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
         let silent = options.silent;
         // The task is kept alive by every worker: dropped, it would end its cell.
         let task = task.clone();
-        spawn_worker("producer", move || {
-            let outcome = if silent { hold(&board, &group) } else { write(&board, worker, group, record) };
+        spawn_worker("producer", board, move |board| {
+            let outcome = if silent { hold(board, &group) } else { write(board, worker, group, record) };
             drop(task);
             outcome
         });
@@ -149,8 +149,8 @@ pub(crate) fn consume(options: ConsumerOptions) -> Result<Arc<Board>, String> {
             .map_err(|error| format!("cannot make consumer {consumer}/{consumers}: {error}"))?;
         let board = Arc::clone(&board);
         let task = task.clone();
-        spawn_worker("consumer", move || {
-            let outcome = read(&board, consumer as usize, gate);
+        spawn_worker("consumer", board, move |board| {
+            let outcome = read(board, consumer as usize, gate);
             drop(task);
             outcome
         });
@@ -185,10 +185,14 @@ fn attach(run_dir: &std::path::Path, name: &str) -> Result<Task, String> {
     client.task(name).map_err(|error| error.to_string())
 }
 
-fn spawn_worker(role: &'static str, work: impl FnOnce() -> Result<(), String> + Send + 'static) {
-    std::thread::spawn(move || {
-        if let Err(problem) = work() {
-            eprintln!("{role}: {problem}");
-        }
+/// Runs a worker. That the other end has gone is an error only while the work is to go on.
+fn spawn_worker(
+    role: &'static str,
+    board: Arc<Board>,
+    work: impl FnOnce(&Board) -> Result<(), String> + Send + 'static,
+) {
+    std::thread::spawn(move || match work(&board) {
+        Err(problem) if !board.is_ending() => eprintln!("{role}: {problem}"),
+        _ => {}
     });
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::app::{App, Role};
+use crate::app::{self, App, Role};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
 use crate::report::Case;
@@ -30,7 +30,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let empty = private();
     let layout = Layout::AllToAll(PARALLELISM);
     let exchange = "idle".to_owned();
-    let _producer = App::start(&Role::Producer(ProducerOptions {
+    let producer = App::start(&Role::Producer(ProducerOptions {
         run_dir: cluster.a().run_dir.clone(),
         exchange: exchange.clone(),
         layout,
@@ -50,6 +50,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     for _ in 0..settings.rounds {
         windows.push(watch(&mut consumer, &daemons, settings.window.max(Duration::from_secs(2)))?);
     }
+    let full = private();
+    app::end(vec![producer, consumer])?;
     let mut case = Case::new(format!("idle: {} channels open and silent", PARALLELISM * PARALLELISM));
     case.figure("channels_listed_on_the_consumers_node", [channels as f64]);
     for (at, name) in ["a", "b"].iter().enumerate() {
@@ -60,7 +62,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
                 .map(|window| 100.0 * window.cpu_seconds.get(at).copied().unwrap_or(0.0) / window.seconds),
         );
         case.figure(&format!("private_megabytes_empty_{name}"), empty.get(at).copied());
-        case.figure(&format!("private_megabytes_{name}"), private().get(at).copied());
+        case.figure(&format!("private_megabytes_{name}"), full.get(at).copied());
     }
     Ok(vec![case])
 }

@@ -1,6 +1,6 @@
 //! Whether one stopped consumer slows the others: 64 independent forward channels over one link.
 
-use crate::app::{App, Counts, Role};
+use crate::app::{self, App, Counts, Role};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
 use crate::report::Case;
@@ -47,6 +47,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         std::thread::sleep(WARM_UP);
         eprintln!("isolation: round {} of {}", round + 1, settings.rounds);
     }
+    app::end(vec![producer, consumer])?;
     let mut case = Case::new(format!(
         "isolation: {CHANNELS} forward channels, records of {RECORD_BYTES} B, one consumer stopped"
     ));

@@ -1,6 +1,6 @@
 //! How much 64 channels move over one link, and what a gigabyte costs, against the raw blast of the same round.
 
-use crate::app::{App, Role};
+use crate::app::{self, App, Role};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
 use crate::report::Case;
@@ -74,7 +74,9 @@ fn weir(settings: &Settings, cluster: &Cluster, round: u32, record_bytes: usize)
     }))?;
     std::thread::sleep(WARM_UP);
     let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];
-    watch(&mut consumer, &pids, settings.window)
+    let window = watch(&mut consumer, &pids, settings.window)?;
+    app::end(vec![producer, consumer])?;
+    Ok(window)
 }
 
 fn baseline_case<'a>(windows: impl Iterator<Item = &'a Window> + Clone) -> Case {
