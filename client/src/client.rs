@@ -58,6 +58,15 @@ impl Client {
         self.session.node().record_bytes_max
     }
 
+    /// Looks whether the daemon is still there and keeps this attachment. Waits for nothing, so that a program that
+    /// waits for something else, its input for example, can ask now and then. Every call that waits notices by itself.
+    ///
+    /// # Errors
+    /// [`Error::DaemonGone`], or [`Error::Detached`] with the daemon's reason; from then on always.
+    pub fn check(&self) -> Result<(), Error> {
+        self.session.check()
+    }
+
     /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles
     /// waits.
     ///
@@ -92,6 +101,14 @@ impl fmt::Debug for Task {
 }
 
 impl Task {
+    /// As [`Client::check`].
+    ///
+    /// # Errors
+    /// As [`Client::check`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.session.check()
+    }
+
     /// Becomes producer `producer` of `producers` of an exchange with so many consumers.
     ///
     /// # Errors

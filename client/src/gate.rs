@@ -128,7 +128,7 @@ impl Gate {
             segment_bytes,
             record_bytes_max: session.node().record_bytes_max,
             checksum: shape.checksum,
-            spanning_bytes_max: options.spanning_bytes_max,
+            spanning_bytes_max: options.spanning_bytes_max.unwrap_or(session.node().spanning_bytes_max),
         });
         Ok(Self { reader, view, session, times, ring, shape })
     }
@@ -162,7 +162,7 @@ impl Gate {
     /// As [`Self::next`], without waiting.
     ///
     /// # Errors
-    /// As [`Self::next`]. That the daemon is gone is noticed by `next` only.
+    /// As [`Self::next`]; but that the daemon is gone is noticed by `next` and [`crate::Client::check`] only.
     pub fn try_next(&mut self) -> Result<Next<'_>, Error> {
         let found = self.reader.find()?;
         if let Found::Nothing = found {

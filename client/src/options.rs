@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use weir_flow::exchange::Strategy;
 use weir_flow::flush;
-use weir_flow::limits::Limits;
 
 /// The run directory of a daemon that was given none.
 pub const RUN_DIR_DEFAULT: &str = "/run/weir";
@@ -97,7 +96,7 @@ pub struct PartitionOptions {
 }
 
 /// How a gate is made. What is left out is what the producers say, or the daemon's default.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct GateOptions {
     /// How many producers the exchange must have. When not given it is learnt from the first of them, and making the
     /// gate waits for it.
@@ -111,18 +110,5 @@ pub struct GateOptions {
     /// Segments shared by all channels (F).
     pub floating: Option<u32>,
     /// Most bytes held in records that span segments. One record may always exceed it.
-    pub spanning_bytes_max: u64,
-}
-
-impl Default for GateOptions {
-    fn default() -> Self {
-        Self {
-            producers: None,
-            strategy: None,
-            checksum: None,
-            exclusive: None,
-            floating: None,
-            spanning_bytes_max: Limits::default().spanning_bytes_max,
-        }
-    }
+    pub spanning_bytes_max: Option<u64>,
 }

@@ -193,9 +193,9 @@ impl Partition {
         let mapping = SendMapping::map(region, u64::from(segments) * u64::from(segment_bytes))
             .map_err(|cause| Error::os("mapping a send region", cause))?;
         let (view, clock) = (port.wait_view(), FlushClock::new(options.buffer_timeout.to_flow()));
-        let checksum = options.checksum;
-        let writer =
-            Mutex::new(Writer::new(WriterParts { port, mapping, pool, clock, segment_bytes, checksum }));
+        let (checksum, event_window) = (options.checksum, session.node().event_window);
+        let parts = WriterParts { port, mapping, pool, clock, segment_bytes, checksum, event_window };
+        let writer = Mutex::new(Writer::new(parts));
         let (record_bytes_max, event_bytes_max) =
             (session.node().record_bytes_max, session.node().event_bytes_max as usize);
         let shared = Arc::new(Shared { writer, view, session, times, ring, flusher: OnceLock::new() });

@@ -43,6 +43,9 @@ const ATTACH_SOCKET: &str = "attach.sock";
 /// How long a daemon that closed the pipe may take to say why on the socket.
 const REASON_NS_MAX: u64 = 1_000_000_000;
 
+/// Least event window that works: one place is the end's, and an event needs another.
+const EVENT_WINDOW_MIN: u32 = 2;
+
 /// What the daemon said about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -52,6 +55,10 @@ pub(crate) struct Node {
     pub(crate) record_bytes_max: u32,
     /// Longest event, in bytes.
     pub(crate) event_bytes_max: u32,
+    /// Events of one channel that may be on their way, the end of data among them.
+    pub(crate) event_window: u32,
+    /// Bytes that a gate may hold in records that span segments.
+    pub(crate) spanning_bytes_max: u64,
 }
 
 /// An answer with the descriptors beside it.
@@ -123,9 +130,14 @@ impl State {
         }
     }
 
-    /// Takes a sleeper off the list, and sees to it that somebody leads while others wait.
+    /// Takes a sleeper off the list.
     fn leave(&mut self, key: u64) {
         self.sleepers.retain(|sleeper| sleeper.key != key);
+        self.hand_on();
+    }
+
+    /// Sees to it that somebody leads while others wait.
+    fn hand_on(&self) {
         if let Some(next) = self.sleepers.first()
             && !self.has_leader
         {
@@ -261,6 +273,26 @@ impl Session {
         }
     }
 
+    /// Looks whether the attachment still holds, without waiting for anything.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let mut state = self.lock();
+        // Another thread that leads looks all the time.
+        if state.ended.is_none() && !state.has_leader {
+            state.has_leader = true;
+            drop(state);
+            let led = self.lead(Some(clock::now()));
+            state = self.lock();
+            state.has_leader = false;
+            state.wake();
+            state.hand_on();
+            led?;
+        }
+        match &state.ended {
+            Some(ended) => Err(self.error(ended)),
+            None => Ok(()),
+        }
+    }
+
     /// Waits for the daemon once, and takes in what it has said.
     fn lead(&self, deadline: Option<Time>) -> Result<(), Error> {
         let (wakeup, connection) = (self.port.wakeup_fd(), &self.connection);
@@ -356,13 +388,25 @@ fn poll(fds: &mut [PollFd<'_>], deadline: Option<Time>) -> Result<bool, Error> {
 /// What the answer to the first request says.
 fn welcome(body: ResponseBody, descriptors: Vec<OwnedFd>) -> Result<(Node, SessionFds, OwnedFd), Error> {
     match body {
-        ResponseBody::Welcome { version, node, record_bytes_max, event_bytes_max, .. } => {
+        ResponseBody::Welcome {
+            version,
+            node: name,
+            segment_bytes: _,
+            record_bytes_max,
+            event_bytes_max,
+            event_window,
+            spanning_bytes_max,
+        } => {
             if version != ATTACH_VERSION {
                 let text = format!("the daemon attaches with version {version}; needed: {ATTACH_VERSION}");
                 return Err(Error::Protocol { text });
             }
+            if event_window < EVENT_WINDOW_MIN {
+                let text = format!("the event window is {event_window}; needed: at least {EVENT_WINDOW_MIN}");
+                return Err(Error::Protocol { text });
+            }
             let [page, doorbell, wakeup, cells] = take_descriptors(descriptors)?;
-            let node = Node { name: node, record_bytes_max, event_bytes_max };
+            let node = Node { name, record_bytes_max, event_bytes_max, event_window, spanning_bytes_max };
             Ok((node, SessionFds { page, doorbell, wakeup }, cells))
         }
         ResponseBody::Refused { code, text } => Err(Error::Refused { code, text }),

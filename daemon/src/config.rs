@@ -142,6 +142,12 @@ settings! {
             "a record that spans segments is assembled in the consumer's process: up to this much per \
              channel there"]
         bytes_max: u32 = 1 << 20,
+        /// Bytes that the channels of one gate may hold in records that span segments. A channel whose next record
+        /// would exceed it is not read until another's is finished; one record may always be held. Never less than
+        /// `record.bytes_max`, whatever stands here.
+        [Bounds::Integer { min: 1, max: 1 << 40 }, "bytes", Scope::Restart,
+            "this much memory in the consumer's process, per gate, if many channels have long records"]
+        spanning_bytes_max: u64 = 64 << 20,
     }
 }
 

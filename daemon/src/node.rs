@@ -125,6 +125,8 @@ pub(crate) enum NodeEvent {
         /// What came of it.
         outcome: Result<DataSockets, String>,
     },
+    /// Channels that could not be opened are to be tried again.
+    Retry,
     /// A data link that could not be dialled is to be tried again.
     DialAgain {
         /// For which route.
@@ -179,6 +181,8 @@ pub struct Node {
     links: DataLinks<OwnedFd>,
     steps: Vec<Step<OwnedFd>>,
     backoffs: Backoffs,
+    /// Whether [`NodeEvent::Retry`] is under way.
+    is_retry_due: bool,
     waiting_gates: WaitingGates,
     last_incarnation: u64,
     refused: Option<String>,
@@ -234,6 +238,7 @@ impl Node {
             links: DataLinks::default(),
             steps: Vec::new(),
             backoffs: Backoffs::new(),
+            is_retry_due: false,
             waiting_gates: WaitingGates::new(),
             last_incarnation: identity.epoch,
             refused: None,
@@ -282,13 +287,13 @@ impl Node {
             let deadline = self.drain.as_ref().map(Drain::deadline);
             tokio::select! {
                 biased;
+                () = until(deadline) => break NodeEnd::DrainTimeout,
                 Some(message) = self.from_shards.recv() => {
                     if let Some(end) = self.handle_shard(message) {
                         break end;
                     }
                 }
                 Some(event) = self.inbox.recv() => self.handle_event(event),
-                () = until(deadline) => break NodeEnd::DrainTimeout,
                 // Finished tasks are only swept up.
                 Some(_) = self.tasks.join_next() => {}
             }
@@ -311,6 +316,7 @@ impl Node {
             NodeEvent::Control { link, message } => self.handle_control(link, message),
             NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),
             NodeEvent::DataDialled { route, outcome } => self.handle_data_dialled(route, outcome),
+            NodeEvent::Retry => self.handle_retry(),
             NodeEvent::DialAgain { route } => self.handle_dial_again(route),
             NodeEvent::Load(snapshots) => {
                 snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot))
@@ -327,6 +333,7 @@ impl Node {
             ToNode::AttachmentFault { attachment, text } => self.handle_attachment_fault(attachment, &text),
             ToNode::PartitionFinished { key } => self.handle_partition_finished(key),
             ToNode::RingFailed { key, failure } => self.handle_ring_failed(key, &failure),
+            ToNode::NotConnected { key, producer } => self.handle_not_connected(key, producer),
             ToNode::Drained { shard } => self.handle_shard_drained(shard),
             ToNode::ShardFailed { shard, text } => {
                 tracing::error!(shard, text, "a shard cannot go on: the daemon ends");

@@ -197,6 +197,16 @@ fn a_killed_daemon_ends_channels_on_the_other_node_with_the_reason() {
 }
 
 #[test]
+fn a_sender_without_input_notices_that_its_daemon_was_killed() {
+    let mut pair = Pair::start();
+    let mut sender = attached_producer(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
+    pair.a.kill();
+    // Its input stays open, and nothing is ever written to it.
+    let _input = sender.child.stdin.take();
+    assert_refused(&sender.output(), 4, &["daemon", "ended", "log"]);
+}
+
+#[test]
 fn commands_without_a_daemon_say_so_and_exit_4() {
     let directory = TempDir::new().expect("a directory");
     for arguments in [

@@ -8,7 +8,6 @@ use weir_flow::checksum::crc32c;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::flush::{Flush, FlushClock};
 use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
-use weir_flow::limits::Limits;
 use weir_flow::pool::partition::{PartitionPool, Unavailable};
 use weir_flow::record::{CHECKSUM_BYTES, PREFIX_BYTES, RecordWriter, frame_bytes};
 use weir_ipc::partition_port::PartitionPort;
@@ -74,6 +73,8 @@ pub(crate) struct WriterParts {
     pub(crate) clock: FlushClock,
     pub(crate) segment_bytes: u32,
     pub(crate) checksum: bool,
+    /// Events of one subpartition that may be on their way, its end among them. At least 2.
+    pub(crate) event_window: u32,
 }
 
 /// The inside of a partition.
@@ -107,7 +108,7 @@ impl Writer {
             overhead: frame_bytes(0, parts.checksum),
             builders: vec![closed; subpartitions],
             // One place of the window is the end's.
-            events_max: u64::from(Limits::default().event_window.saturating_sub(1)),
+            events_max: u64::from(parts.event_window.saturating_sub(1)),
             failure: None,
             is_finished: false,
             parts,

@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) quota: u32,
     pub(crate) overdraft: u32,
     pub(crate) gate_segments: u32,
+    pub(crate) event_window: u32,
+    pub(crate) spanning_bytes_max: u64,
 }
 
 impl Default for Settings {
@@ -48,6 +50,8 @@ impl Default for Settings {
             quota: 10,
             overdraft: 5,
             gate_segments: 16,
+            event_window: 8,
+            spanning_bytes_max: 64 << 20,
         }
     }
 }
@@ -324,6 +328,8 @@ impl World {
                 segment_bytes: self.settings.segment_bytes,
                 record_bytes_max: self.settings.record_bytes_max,
                 event_bytes_max: 1024,
+                event_window: self.settings.event_window,
+                spanning_bytes_max: self.settings.spanning_bytes_max,
             };
             let descriptors = [fds.page.as_fd(), fds.doorbell.as_fd(), fds.wakeup.as_fd(), cells_fd.as_fd()];
             socket::send_response(&connection, &Response { id: hello.id, body }, &descriptors)

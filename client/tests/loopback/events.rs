@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use weir_client::{BufferTimeout, Error, Event, Item, PartitionOptions, Strategy};
+use weir_client::{BufferTimeout, Client, Error, Event, Item, PartitionOptions, Strategy};
 use weir_ipc::task_cell::TaskState;
 
 use crate::daemon::{Daemon, Settings};
@@ -106,4 +106,31 @@ fn events_wait_for_their_window_as_a_cause_of_its_own() {
     assert_eq!(gate.next().expect("next"), None);
     let waits = sender.join().expect("sender");
     assert!(waits.event_ns > 0 && waits.segment_ns == 0 && waits.quota_ns == 0, "{waits:?}");
+}
+
+#[test]
+fn the_event_window_is_the_daemons() {
+    for event_window in [2, 5] {
+        let daemon = Daemon::start(Settings { event_window, ..Settings::default() });
+        let task = task(&daemon);
+        let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
+        daemon.hold(true);
+        let sender = thread::spawn(move || {
+            for number in 0..20 {
+                partition.emit_event(&[number], false).expect("event");
+            }
+            partition.finish().expect("finish");
+        });
+        daemon.await_task_state(0, TaskState::Hard);
+        assert_eq!(daemon.submissions().len(), event_window as usize - 1, "one place is left for the end");
+        daemon.hold(false);
+        for number in 0..20 {
+            assert_eq!(next_event(&mut gate).payload, [number]);
+        }
+        assert_eq!(gate.next().expect("next"), None);
+        sender.join().expect("sender");
+    }
+    let daemon = Daemon::start(Settings { event_window: 1, ..Settings::default() });
+    let refused = Client::connect(daemon.run_dir()).expect_err("no event would ever fit");
+    assert!(refused.to_string().contains("event window is 1; needed: at least 2"), "{refused}");
 }

@@ -1,12 +1,18 @@
 //! Every way to end before the end, and that no call hangs on it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use weir_client::{Client, Error, FailureCode, GateOptions, PartitionOptions, Strategy};
 use weir_ipc::task_cell::TaskState;
 
 use crate::daemon::{Daemon, Settings};
 use crate::{consumer, next_record, pair, producer, read_all, record, task};
+
+/// Longest wait for what should come at once.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[track_caller]
 fn assert_failed<T: std::fmt::Debug>(result: Result<T, Error>, channel: Option<u32>, code: FailureCode) {
@@ -177,6 +183,63 @@ fn a_daemon_that_dies_ends_every_wait_with_a_typed_error() {
 }
 
 #[test]
+fn a_look_at_the_attachment_waits_for_nothing_and_finds_its_end() {
+    let mut daemon = Daemon::start(Settings::default());
+    let client = Client::connect(daemon.run_dir()).expect("attach");
+    let task = client.task("test").expect("task");
+    client.check().and_then(|()| task.check()).expect("the daemon is there");
+    daemon.kill();
+    for _ in 0..2 {
+        let error = client.check().expect_err("no daemon");
+        assert!(matches!(error, Error::DaemonGone { .. }), "{error:?}");
+        assert!(task.check().is_err_and(|error| error.is_fatal()));
+    }
+    let daemon = Daemon::start(Settings::default());
+    let task = crate::task(&daemon);
+    daemon.detach("submit.segment is 99; needed: less than 24");
+    let error = loop {
+        match task.check() {
+            Ok(()) => thread::yield_now(),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&error, Error::Detached { text } if text.contains("submit.segment")), "{error:?}");
+}
+
+#[test]
+fn looks_at_the_attachment_take_no_wake_up_from_threads_that_wait() {
+    let daemon = Daemon::start(Settings::default());
+    let task = task(&daemon);
+    let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
+    let ((go, goes), (taken, takes)) = (mpsc::channel(), mpsc::channel());
+    let reader = thread::spawn(move || {
+        while goes.recv().is_ok() {
+            taken.send(gate.next().expect("no failure").is_some()).expect("the test goes on");
+        }
+    });
+    for number in 0..200 {
+        // The reader goes to sleep while another thread looks.
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    task.check().expect("the daemon is there");
+                }
+            });
+            go.send(()).expect("the reader goes on");
+            daemon.await_task_state(0, TaskState::Idle);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        // Nobody looks any more: it must be woken without that.
+        partition.emit(&record(number, 100)).expect("emit");
+        partition.flush().expect("flush");
+        assert_eq!(takes.recv_timeout(PATIENCE), Ok(true));
+    }
+    drop(go);
+    reader.join().expect("reader");
+}
+
+#[test]
 fn a_daemon_that_detaches_says_why() {
     let daemon = Daemon::start(Settings::default());
     let task = task(&daemon);
@@ -250,7 +313,7 @@ fn a_channel_that_fails_inside_a_record_lets_those_go_on_that_wait_for_its_memor
     let [broken, mut good] = [0, 1].map(|index| {
         task.partition("x", index, 2, 1, Strategy::Rebalance, PartitionOptions::default()).expect("partition")
     });
-    let options = GateOptions { spanning_bytes_max: 1, ..Default::default() };
+    let options = GateOptions { spanning_bytes_max: Some(1), ..Default::default() };
     let mut gate = task.gate("x", 0, 1, options).expect("gate");
     let mut begun = 6_000_u32.to_le_bytes().to_vec();
     begun.resize(4_000, 7);
@@ -273,10 +336,7 @@ fn a_flush_after_the_owner_left_is_harmless() {
             &task,
             1,
             Strategy::Forward,
-            PartitionOptions {
-                buffer_timeout: std::time::Duration::from_micros(50).into(),
-                ..Default::default()
-            },
+            PartitionOptions { buffer_timeout: Duration::from_micros(50).into(), ..Default::default() },
         );
         partition.emit(b"one").expect("emit");
     }

@@ -15,6 +15,8 @@ const TIGHT: Settings = Settings {
     quota: 2,
     overdraft: 5,
     gate_segments: 3,
+    event_window: 8,
+    spanning_bytes_max: 64 << 20,
 };
 
 #[test]
@@ -115,7 +117,7 @@ fn a_spanning_budget_of_one_byte_lets_one_channel_at_a_time_proceed() {
             })
         })
         .collect();
-    let options = GateOptions { spanning_bytes_max: 1, ..Default::default() };
+    let options = GateOptions { spanning_bytes_max: Some(1), ..Default::default() };
     let mut gate = task.gate("x", 0, 1, options).expect("gate");
     let mut next = [0_usize; PRODUCERS as usize];
     while let Some(item) = gate.next().expect("no failure") {
@@ -137,14 +139,33 @@ fn a_spanning_budget_of_one_byte_lets_one_channel_at_a_time_proceed() {
 
 #[test]
 fn a_channel_that_had_its_spanning_record_lets_those_go_first_that_wait() {
-    let settings = Settings { partition_segments: 64, quota: 50, gate_segments: 128, ..Settings::default() };
+    // The daemon's budget, and a gate's own in its place.
+    for (spanning_bytes_max, own) in [(1, None), (64 << 20, Some(1))] {
+        assert_eq!(channels_in_turn(spanning_bytes_max, own), [0, 1, 0, 0]);
+    }
+    assert_eq!(
+        channels_in_turn(64 << 20, None),
+        [1, 0, 0, 0],
+        "with room for both, the whole one comes first"
+    );
+}
+
+/// The channels of the first four records of a gate with this budget, or this one of its own, for spanning records.
+fn channels_in_turn(spanning_bytes_max: u64, own: Option<u64>) -> Vec<u32> {
+    let settings = Settings {
+        partition_segments: 64,
+        quota: 50,
+        gate_segments: 128,
+        spanning_bytes_max,
+        ..Settings::default()
+    };
     let daemon = Daemon::start(settings);
     let task = task(&daemon);
     let [mut long, mut short] = [0, 1].map(|index| {
         let options = PartitionOptions { buffer_timeout: BufferTimeout::Off, ..Default::default() };
         task.partition("x", index, 2, 1, Strategy::Rebalance, options).expect("partition")
     });
-    let options = GateOptions { spanning_bytes_max: 1, ..Default::default() };
+    let options = GateOptions { spanning_bytes_max: own, ..Default::default() };
     let mut gate = task.gate("x", 0, 1, options).expect("gate");
     // In the order of arrival: the first slice of a record, all of the other channel's, the rest.
     long.emit(&[7; 6000]).expect("emit");
@@ -163,5 +184,5 @@ fn a_channel_that_had_its_spanning_record_lets_those_go_first_that_wait() {
             other => panic!("{other:?}; needed: a record"),
         }
     }
-    assert_eq!(channels, [0, 1, 0, 0]);
+    channels
 }

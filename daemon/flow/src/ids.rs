@@ -65,6 +65,15 @@ number! {
     Time(u64)
 }
 
+/// A producer and which of its lives is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProducerLife {
+    /// Which producer of the exchange.
+    pub producer: ProducerIndex,
+    /// Which of its lives; `Incarnation(0)` is whichever there is.
+    pub incarnation: Incarnation,
+}
+
 impl Time {
     /// Nanoseconds from `earlier` to `self`, 0 when `earlier` is later.
     #[must_use]

@@ -5,10 +5,10 @@ mod harness;
 
 use std::collections::BTreeMap;
 
-use harness::{Pair, SEGMENT_BYTES, end, gate_spec, limits, link_spec, partition_spec, shape};
+use harness::{Pair, SEGMENT_BYTES, any_life, end, gate_spec, limits, link_spec, partition_spec, shape};
 use proptest::prelude::*;
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{GateId, PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex};
+use weir_flow::ids::{GateId, PartitionId, SegmentIndex, SubpartitionIndex};
 use weir_flow::shard::{Delivery, Notice, PartitionUpdate, Submission};
 
 const PRODUCERS: u32 = 2;
@@ -130,7 +130,7 @@ impl World {
         match *step {
             Step::Attach { consumer, producer } => {
                 let (gate, node) = (self.consumers[consumer].id, &mut self.pair.nodes[1]);
-                node.shard.handle_producer(gate, ProducerIndex(producer), node.link, now);
+                node.shard.handle_producer(gate, any_life(producer), node.link, now);
             }
             Step::Write { producer, consumer, bytes, close } => self.write(producer, consumer, bytes, close),
             Step::End { producer, consumer } => self.end(producer, consumer),

@@ -4,12 +4,11 @@
 mod harness;
 
 use bytes::Bytes;
-use harness::{Lone, SEGMENT_BYTES, data_frame, gate_spec, link_spec, partition_spec, shape};
+use harness::{Lone, SEGMENT_BYTES, any_life, data_frame, gate_spec, link_spec, partition_spec, shape};
 use proptest::prelude::*;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{
-    ChannelIndex, GateId, Incarnation, PartitionId, ProducerIndex, SegmentIndex, Sequence, SubpartitionIndex,
-    Time,
+    ChannelIndex, GateId, Incarnation, PartitionId, SegmentIndex, Sequence, SubpartitionIndex, Time,
 };
 use weir_flow::shard::{Delivery, Submission};
 use weir_flow::wire::{Cancel, Flags, Limit, Message, Resume, encode};
@@ -151,7 +150,7 @@ impl World {
         let gate = lone.shard.handle_gate(gate_spec(shape(2, 2), 0, 6, 2), lone.now);
         lone.memory.add(gate, 6);
         for producer in 0..2 {
-            lone.shard.handle_producer(gate, ProducerIndex(producer), lone.link, lone.now);
+            lone.shard.handle_producer(gate, any_life(producer), lone.link, lone.now);
         }
         Self { lone, partition, gate }
     }
@@ -204,7 +203,7 @@ impl World {
                 *gate = lone.shard.handle_gate(gate_spec(shape(2, 2), 0, 6, 2), now);
                 lone.memory.add(*gate, 6);
                 for producer in 0..2 {
-                    lone.shard.handle_producer(*gate, ProducerIndex(producer), lone.link, now);
+                    lone.shard.handle_producer(*gate, any_life(producer), lone.link, now);
                 }
             }
         }

@@ -3,14 +3,12 @@
 mod harness;
 
 use harness::{
-    Lone, Pair, SEGMENT_BYTES, Seen, cancel_message, data, end, event, gate_spec, limits, link_spec,
-    open_message, partition_spec, shape,
+    Lone, Pair, SEGMENT_BYTES, Seen, any_life, cancel_message, data, end, event, gate_spec, limits,
+    link_spec, open_message, partition_spec, shape,
 };
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{
-    ChannelIndex, Incarnation, LinkId, PartitionId, ProducerIndex, SubpartitionIndex, Time,
-};
+use weir_flow::ids::{ChannelIndex, Incarnation, LinkId, PartitionId, ProducerLife, SubpartitionIndex, Time};
 use weir_flow::link::LINK_CHANNELS_MAX;
 use weir_flow::shard::{Delivery, Notice, PartitionUpdate, Submission};
 use weir_flow::wire::{Header, Message, WireError};
@@ -210,7 +208,7 @@ fn a_lost_link_fails_its_channels_only() {
     let other = lone.shard.handle_link(link_spec("other"), lone.now);
     let gate = lone.open_gate(1, 2, 2);
     let spared = lone.shard.handle_gate(gate_spec(shape(1, 1), 0, 2, 2), lone.now);
-    lone.shard.handle_producer(spared, ProducerIndex(0), other, lone.now);
+    lone.shard.handle_producer(spared, any_life(0), other, lone.now);
     lone.submit(partition, data(0, 0, 0, 1000, true));
     let now = lone.now;
     assert!(lone.shard.poll_transmit(lone.link, &mut lone.transmit, now));
@@ -230,7 +228,7 @@ fn a_lost_link_fails_its_channels_only() {
     assert!(matches!(&lone.updates(partition)[..], [PartitionUpdate::Returned(_)]));
     assert_eq!(lone.shard.links().count(), 1);
     assert!(!lone.shard.poll_transmit(lone.link, &mut lone.transmit, now));
-    lone.shard.handle_producer(spared, ProducerIndex(0), lone.link, now);
+    lone.shard.handle_producer(spared, any_life(0), lone.link, now);
     assert_eq!(lone.deliveries(spared), [], "it was opened before: without effect");
 }
 
@@ -243,16 +241,16 @@ fn what_stands_against_opening_is_delivered_as_a_failure() {
         other => panic!("one failure: {other:?}"),
     };
     let gate = lone.shard.handle_gate(gate_spec(shape(1, 1), 0, 2, 2), lone.now);
-    lone.shard.handle_producer(gate, ProducerIndex(0), LinkId(99), lone.now);
+    lone.shard.handle_producer(gate, any_life(0), LinkId(99), lone.now);
     assert_eq!(failure(&mut lone, gate), FailureCode::LinkLost);
     let small = lone.shard.handle_gate(gate_spec(shape(2, 1), 0, 3, 2), lone.now);
-    lone.shard.handle_producer(small, ProducerIndex(0), lone.link, lone.now);
+    lone.shard.handle_producer(small, any_life(0), lone.link, lone.now);
     assert_eq!(failure(&mut lone, small), FailureCode::OverBudget);
     let odd = Shape { segment_bytes: 8192, ..shape(1, 1) };
     let odd = lone.shard.handle_gate(gate_spec(odd, 0, 3, 2), lone.now);
-    lone.shard.handle_producer(odd, ProducerIndex(0), lone.link, lone.now);
+    lone.shard.handle_producer(odd, any_life(0), lone.link, lone.now);
     assert_eq!(failure(&mut lone, odd), FailureCode::Mismatch);
-    lone.shard.handle_producer(odd, ProducerIndex(7), lone.link, lone.now);
+    lone.shard.handle_producer(odd, any_life(7), lone.link, lone.now);
     lone.check();
     assert_eq!(lone.frames(), [], "nothing was asked for");
 }
@@ -263,11 +261,14 @@ fn forward_pairs_producer_and_consumer() {
     let forward = Shape { strategy: Strategy::Forward, ..shape(3, 3) };
     let mut lone = Lone::new();
     let gate = lone.shard.handle_gate(gate_spec(forward, 1, 2, 2), lone.now);
-    lone.shard.handle_producer(gate, ProducerIndex(0), lone.link, lone.now);
+    lone.shard.handle_producer(gate, any_life(0), lone.link, lone.now);
     assert_eq!(lone.messages(), [], "producer 0 does not feed consumer 1");
-    lone.shard.handle_producer(gate, ProducerIndex(1), lone.link, lone.now);
-    lone.shard.handle_producer(gate, ProducerIndex(1), lone.link, lone.now);
-    assert!(matches!(lone.messages()[..], [Message::OpenChannel { .. }]), "asked once");
+    let life = ProducerLife { incarnation: Incarnation(9), ..any_life(1) };
+    lone.shard.handle_producer(gate, life, lone.link, lone.now);
+    lone.shard.handle_producer(gate, life, lone.link, lone.now);
+    let messages = lone.messages();
+    let [Message::OpenChannel { open, .. }] = &messages[..] else { panic!("asked once: {messages:?}") };
+    assert_eq!(open.incarnation, Incarnation(9), "for the life that the gate was told of");
     let partition = lone.shard.handle_partition(partition_spec(forward, 2, 4), lone.now);
     lone.open_channel(0, forward, 2, 1, 2);
     assert_eq!(refusal(&mut lone).0, FailureCode::IndexOutOfRange);
@@ -406,7 +407,7 @@ fn a_stopping_daemon_drains() {
     let partition = pair.nodes[0].add_partition(partition_spec(shape(1, 1), 0, 8), now);
     let gate = pair.nodes[1].add_gate(gate_spec(shape(1, 1), 0, 4, 2), now);
     let link = pair.nodes[1].link;
-    pair.nodes[1].shard.handle_producer(gate, ProducerIndex(0), link, now);
+    pair.nodes[1].shard.handle_producer(gate, any_life(0), link, now);
     pair.settle();
     pair.nodes[0].shard.handle_submission(partition, data(0, 0, 0, 100, true), now).unwrap();
     assert!(!pair.nodes[0].shard.is_drained(), "it was not asked to");
@@ -417,7 +418,7 @@ fn a_stopping_daemon_drains() {
     let notices: Vec<Notice> = std::iter::from_fn(|| pair.nodes[1].shard.poll_notice()).collect();
     assert!(notices.contains(&Notice::LinkGoodbye(link)));
     let late = pair.nodes[1].add_gate(gate_spec(shape(1, 1), 0, 4, 2), now);
-    pair.nodes[1].shard.handle_producer(late, ProducerIndex(0), link, now);
+    pair.nodes[1].shard.handle_producer(late, any_life(0), link, now);
     let delivery = pair.nodes[1].shard.poll_delivery(late);
     assert!(
         matches!(delivery, Some(Delivery::Failed { failure, .. }) if failure.code == FailureCode::Stopping)
@@ -439,7 +440,7 @@ fn a_gate_may_close_before_its_channel_opened() {
     let partition = pair.nodes[0].add_partition(partition_spec(shape(1, 1), 0, 8), now);
     let gate = pair.nodes[1].add_gate(gate_spec(shape(1, 1), 0, 4, 2), now);
     let link = pair.nodes[1].link;
-    pair.nodes[1].shard.handle_producer(gate, ProducerIndex(0), link, now);
+    pair.nodes[1].shard.handle_producer(gate, any_life(0), link, now);
     pair.nodes[1].shard.handle_gate_closed(gate, None, now);
     pair.nodes[1].memory.remove(gate);
     pair.settle();

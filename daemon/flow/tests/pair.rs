@@ -6,9 +6,9 @@ mod harness;
 
 use std::collections::VecDeque;
 
-use harness::{Pair, SEGMENT_BYTES, end, event, gate_spec, limits, partition_spec, shape};
+use harness::{Pair, SEGMENT_BYTES, any_life, end, event, gate_spec, limits, partition_spec, shape};
 use proptest::prelude::*;
-use weir_flow::ids::{GateId, PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex, Time};
+use weir_flow::ids::{GateId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::shard::{Delivery, Notice, PartitionUpdate, Submission};
 use weir_flow::stats::Side;
 
@@ -146,7 +146,7 @@ impl World {
             Step::Attach { consumer, producer } => {
                 let gate = self.consumers[consumer as usize].id;
                 let node = &mut self.pair.nodes[1];
-                node.shard.handle_producer(gate, ProducerIndex(producer), node.link, now);
+                node.shard.handle_producer(gate, any_life(producer), node.link, now);
             }
             Step::Write { producer, consumer, bytes, close } => self.write(producer, consumer, bytes, close),
             Step::Event { producer, consumer, priority } => self.event(producer, consumer, priority),

@@ -4,10 +4,11 @@
 mod harness;
 
 use harness::{
-    Lone, Seen, cancel_message, data, end, event, gate_spec, limit_message, limits, partition_spec, shape,
+    Lone, Seen, any_life, cancel_message, data, end, event, gate_spec, limit_message, limits, partition_spec,
+    shape,
 };
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{ChannelIndex, PartitionId, ProducerIndex, Sequence};
+use weir_flow::ids::{ChannelIndex, PartitionId, Sequence};
 use weir_flow::limits::Limits;
 use weir_flow::shard::Part;
 use weir_flow::wire::{Limit, Message};
@@ -107,7 +108,7 @@ fn an_end_of_data_that_crosses_a_cancel_frees_the_index() {
     assert!(matches!(&lone.messages()[..], [Message::Cancel { .. }]));
     lone.receive(&Message::EndOfData { channel: ChannelIndex(0), backlog: 0, sequence: Sequence(0) });
     let gate = lone.shard.handle_gate(gate_spec(shape(1, 1), 0, 4, 2), lone.now);
-    lone.shard.handle_producer(gate, ProducerIndex(0), lone.link, lone.now);
+    lone.shard.handle_producer(gate, any_life(0), lone.link, lone.now);
     let messages = lone.messages();
     assert!(
         matches!(&messages[..], [Message::OpenChannel { channel: ChannelIndex(0), .. }]),

@@ -3,10 +3,10 @@
 
 mod harness;
 
-use harness::{Lone, SEGMENT_BYTES, Seen, data_frame, gate_spec, shape};
+use harness::{Lone, SEGMENT_BYTES, Seen, any_life, data_frame, gate_spec, shape};
 use proptest::prelude::*;
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{ChannelIndex, GateId, ProducerIndex, SegmentIndex, Sequence};
+use weir_flow::ids::{ChannelIndex, GateId, SegmentIndex, Sequence};
 use weir_flow::shard::{Delivery, Notice};
 use weir_flow::stats::Side;
 use weir_flow::wire::{Cancel, Flags, Limit, Message};
@@ -209,7 +209,7 @@ fn the_payload_of_a_gone_channel_is_skipped() {
         lone.frames();
         let gate = lone.shard.handle_gate(gate_spec(shape(1, 1), 0, 2, 2), lone.now);
         lone.memory.add(gate, 2);
-        lone.shard.handle_producer(gate, ProducerIndex(0), lone.link, lone.now);
+        lone.shard.handle_producer(gate, any_life(0), lone.link, lone.now);
         let messages = lone.messages();
         assert!(matches!(&messages[..], [Message::OpenChannel { channel: ChannelIndex(1), .. }]));
         lone.receive(&harness::accepted(1));

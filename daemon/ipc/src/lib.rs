@@ -29,7 +29,6 @@
 //! run with `RUSTFLAGS="--cfg loom"`: rings, wake-up flag, dirty set and parked flag under every interleaving.
 
 #![allow(unsafe_code)] // Shared memory is read and written through pointers; see `words` and `region`.
-#![allow(unexpected_cfgs)] // `cfg(loom)` is given by hand, in RUSTFLAGS.
 #![cfg_attr(loom, allow(dead_code))] // The models use the parts that need no kernel.
 
 #[cfg(not(loom))]

@@ -8,7 +8,6 @@
 //! Acquire of a ring's head, which keep the copying of an entry before the reuse of its place, are not proven here;
 //! that the head is stored after the copy is.
 
-#![allow(unexpected_cfgs)] // `cfg(loom)` is given by hand, in RUSTFLAGS.
 #![cfg(loom)]
 
 use loom::sync::{Arc, Notify};

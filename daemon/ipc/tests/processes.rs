@@ -4,7 +4,6 @@
 //! ends in a wait that does not end in time, and fails the test.
 
 #![cfg(not(loom))]
-#![allow(unexpected_cfgs)] // `cfg(loom)` is given by hand, in RUSTFLAGS.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -77,6 +76,8 @@ impl Daemon {
             segment_bytes: SEGMENT_BYTES,
             record_bytes_max: 1 << 20,
             event_bytes_max: 1024,
+            event_window: 8,
+            spanning_bytes_max: 64 << 20,
         };
         let sent = [fds.page.as_fd(), fds.doorbell.as_fd(), fds.wakeup.as_fd(), cells.as_fd()];
         send_response(&attach, &Response { id: 1, body: welcome }, &sent).unwrap();

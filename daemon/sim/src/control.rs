@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{ConsumerIndex, GateId, Incarnation, PartitionId, ProducerIndex};
+use weir_flow::ids::{ConsumerIndex, GateId, Incarnation, PartitionId, ProducerIndex, ProducerLife};
 use weir_flow::shard::{GateSpec, LinkSpec, PartitionSpec};
 use weir_flow::stats::Side;
 
@@ -339,8 +339,9 @@ impl World {
         let Some(gate) = consumer.gate else { return };
         let end = self.links[link].ends.iter().find(|end| end.node == node);
         let Some(id) = end.and_then(|end| end.id) else { return };
-        let shard = &mut self.nodes[node].shard;
-        shard.handle_producer(gate, ProducerIndex(key.producer), id, self.common.now);
+        let Some(position) = self.producer_position(key.exchange, key.producer) else { return };
+        let life = ProducerLife { producer: ProducerIndex(key.producer), incarnation: incarnation(position) };
+        self.nodes[node].shard.handle_producer(gate, life, id, self.common.now);
     }
 
     /// The core says that nothing refers to a partition's memory any more.

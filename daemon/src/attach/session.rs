@@ -26,6 +26,12 @@ const SOCKET_BYTES: usize = 8 * 1024;
 /// How long a client may take to say Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a client that the node has let go of may take to read what was still said to it.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a session whose client does not read looks whether the node has let go.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
 /// One answer with its descriptors.
 #[derive(Debug)]
 pub struct Answer {
@@ -57,8 +63,9 @@ pub enum SessionEvent {
     },
 }
 
-/// Carries messages until the client is gone or `answers` is closed and written out. What is to be told is wrapped by
-/// `wrap` and sent to `events`; when nobody takes it any more, the session ends.
+/// Carries messages until the client is gone or `answers` is closed and written out, for which the client has a second:
+/// one that does not read must not keep descriptors that count for nobody. What is to be told is wrapped by `wrap` and
+/// sent to `events`; when nobody takes it any more, the session ends.
 pub async fn run<E>(
     client: Connected,
     mut answers: mpsc::Receiver<Answer>,
@@ -76,7 +83,13 @@ pub async fn run<E>(
     let mut unsent: Option<Answer> = None;
     let mut is_heard = true;
     let mut hello_due = Some(tokio::time::Instant::now() + HELLO_TIMEOUT);
+    let mut farewell_due = None;
     loop {
+        // What a client says that the node has let go of concerns nobody.
+        is_heard &= !answers.is_closed();
+        if !is_heard && farewell_due.is_none() {
+            farewell_due = Some(tokio::time::Instant::now() + FAREWELL_TIMEOUT);
+        }
         let event = tokio::select! {
             answer = answers.recv(), if unsent.is_none() => {
                 let Some(answer) = answer else { return };
@@ -90,6 +103,8 @@ pub async fn run<E>(
                     Err(error) => end_of(error),
                 }
             }
+            () = until(farewell_due) => return,
+            () = tokio::time::sleep(LOOK_INTERVAL), if unsent.is_some() => continue,
             received = receive(&socket), if is_heard => {
                 hello_due = None;
                 received.map_or_else(end_of, event_of)
@@ -179,6 +194,8 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use weir_ipc::attach::message::ResponseBody;
+    use weir_ipc::attach::socket::send_request;
 
     use super::*;
     use crate::attach::listener::Credentials;
@@ -214,6 +231,24 @@ mod tests {
             matches!(&event, Some(SessionEvent::Fault { text }) if text == "no Hello within 5s"),
             "{event:?}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_is_left_once_the_node_has_let_go_of_it() {
+        let (socket, answers, mut heard) = session(None);
+        let body = RequestBody::Hello { version: 1, process_name: String::new() };
+        send_request(&socket, &Request { id: 1, body }).unwrap();
+        assert!(matches!(heard.recv().await, Some(SessionEvent::Request(_))));
+        let said = || ResponseBody::Refused { code: "no".to_owned(), text: "no ".repeat(1000) };
+        while answers.capacity() > 0 {
+            let sent = answers.send(Answer::plain(Response { id: 2, body: said() }));
+            // The session takes what the socket has room for; then the way to it fills.
+            tokio::time::timeout(LOOK_INTERVAL * 2, sent).await.unwrap_or(Ok(())).unwrap();
+        }
+        drop(answers);
+        let ended = tokio::time::timeout(HELLO_TIMEOUT, heard.recv()).await;
+        assert!(matches!(ended, Ok(None)), "the session has ended: {ended:?}");
+        drop(socket);
     }
 
     #[tokio::test]

@@ -195,7 +195,8 @@ async fn run_node(
         name = signals.next() => {
             systemd::notify(systemd::STOPPING);
             tracing::info!(signal = name, drain_seconds = config.drain_timeout.0.as_secs(), "stopping");
-            handle.drain().await;
+            // Beside the node, not before it: its inbox may be full, and only the node empties it.
+            tokio::spawn(async move { handle.drain().await });
             tokio::select! {
                 end = &mut running => end,
                 name = signals.next() => {

@@ -16,7 +16,7 @@ use super::framing::{self, Framing, FramingError, RecordInput};
 use super::progress::Progress;
 use crate::exit::{Exit, Problem};
 
-/// How often a command without input looks whether its partition still works: 250 ms.
+/// How often a command without input looks whether its partition and its daemon still work: 250 ms.
 const IDLE_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
 /// Write records from standard input to an exchange.
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &SendArgs) -> Result<Exit, Problem> {
     let reader = input.try_clone().map_err(|e| input_problem(FramingError::Io(e)))?;
     let mut records =
         RecordInput::new(File::from(reader), arguments.framing, attached.record_bytes_max() as usize);
-    emit_all(arguments, &mut records, &input, &mut partition)?;
+    emit_all(arguments, &attached, &mut records, &input, &mut partition)?;
     partition.finish().map_err(problem)?;
     Ok(Exit::Ok)
 }
@@ -117,6 +117,7 @@ fn standard_input() -> Result<OwnedFd, Problem> {
 /// Emits every record of the input.
 fn emit_all(
     arguments: &SendArgs,
+    attached: &Client,
     records: &mut RecordInput<File>,
     input: &OwnedFd,
     partition: &mut Partition,
@@ -144,8 +145,9 @@ fn emit_all(
             return Ok(());
         }
         while !is_readable(input)? {
-            // Nothing to emit: this is how a partition that has failed meanwhile is noticed.
+            // Nothing to emit: this is how a partition that has failed meanwhile, and the daemon's end, are noticed.
             partition.is_available().map_err(failed)?;
+            attached.check().map_err(failed)?;
         }
         records.fill().map_err(input_problem)?;
     }

@@ -74,8 +74,8 @@ impl Config {
             overdraft: pool.overdraft,
             retention: pool.retention,
             record_bytes_max: record.bytes_max,
-            // Kept by the clients, each for its own gates; the core only wants it to be no less than one record.
-            spanning_bytes_max: Limits::default().spanning_bytes_max.max(record.bytes_max.into()),
+            // Kept by the clients, each for its own gates. One record may always be held, so that it is never less.
+            spanning_bytes_max: record.spanning_bytes_max.max(record.bytes_max.into()),
             ping_interval_ns: nanoseconds(link.heartbeat_interval),
             peer_timeout_ns: nanoseconds(link.heartbeat_timeout),
             ..Limits::new(memory.segment_bytes)?

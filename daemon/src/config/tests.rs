@@ -63,6 +63,15 @@ fn every_section_and_form_of_value_is_read() {
 }
 
 #[test]
+fn the_budget_for_spanning_records_reaches_the_limits_and_holds_at_least_one_record() {
+    let limits = |text: &str| load_text(text, &[]).unwrap().limits().unwrap().spanning_bytes_max;
+    assert_eq!(limits(""), 64 << 20);
+    assert_eq!(limits("[record]\nspanning_bytes_max = 8388608\n"), 8 << 20);
+    assert_eq!(limits("[record]\nspanning_bytes_max = 1\n"), 1 << 20);
+    assert_eq!(limits("[record]\nbytes_max = 134217728\n"), 128 << 20);
+}
+
+#[test]
 fn an_unknown_key_names_its_line_and_the_nearest_key() {
     for (text, line, found, nearest) in [
         ("\n[memory]\ntotl = 5\n", 3, "memory.totl", "memory.total"),

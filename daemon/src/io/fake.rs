@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::{Chunk, Completion, Errno, Ring, RingCounters, RingError, SendBatch, SocketSlot, WatchId};
+use super::{
+    Chunk, Completion, Errno, Ring, RingCounters, RingError, SendBatch, SendPart, SocketSlot, WatchId,
+};
 
 /// What becomes of the sends of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +168,7 @@ impl FakeRing {
         let batch = entry.in_flight.take().expect("a send in flight");
         if let Ok(bytes) = result {
             assert!(bytes <= batch.bytes, "{bytes} bytes taken of {}", batch.bytes);
-            entry.taken.extend(&contents(&batch)[..bytes as usize]);
+            entry.taken.extend(contents(&batch, bytes));
         }
         self.push(Source::Socket(socket), Completion::Sent { socket, result, batch });
         self.finish_close(socket);
@@ -238,6 +240,12 @@ impl FakeRing {
             SendPolicy::Short(bytes) => Ok(planned.min(bytes)),
             SendPolicy::Fail(errno) => Err(errno),
         };
+        let readable = entry.in_flight.as_ref().map_or(0, readable_bytes);
+        let result = match result {
+            Ok(bytes) if bytes > readable && readable == 0 => Err(Errno(libc::EFAULT)),
+            Ok(bytes) => Ok(bytes.min(readable)),
+            Err(errno) => Err(errno),
+        };
         self.complete_send(socket, result);
     }
 
@@ -273,12 +281,24 @@ impl FakeRing {
     }
 }
 
-/// All bytes of a batch, in order.
-fn contents(batch: &SendBatch) -> Vec<u8> {
-    let mut bytes = Vec::new();
+/// Bytes of a batch up to the first part that the kernel could not read.
+fn readable_bytes(batch: &SendBatch) -> u32 {
+    let is_readable = |part: &&SendPart| match part {
+        SendPart::Header { .. } => true,
+        SendPart::Region { region, segment, offset, bytes } => region.is_readable(*segment, *offset, *bytes),
+    };
+    batch.parts.iter().take_while(is_readable).map(SendPart::bytes).sum()
+}
+
+/// The first `count` bytes of a batch.
+fn contents(batch: &SendBatch, count: u32) -> Vec<u8> {
+    let (mut bytes, mut left) = (Vec::new(), count);
     batch
         .for_each_range(|address, length| {
-            // SAFETY: the range lies inside memory that the batch keeps alive. In these tests nobody else writes it.
+            let length = length.min(left);
+            left -= length;
+            // SAFETY: the range lies inside memory that the batch keeps alive and that the kernel could read. In these
+            // tests nobody else writes it.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, length as usize) });
         })
         .expect("a batch that was checked when it was sent");

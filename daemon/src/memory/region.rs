@@ -8,9 +8,10 @@ use std::sync::Arc;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{Advice, madvise};
 
 use super::system::{self, Hugepages};
-use super::{Backing, HugepageMode, RegionError, region_bytes};
+use super::{Backing, HugepageMode, PAGE_BYTES, RegionError, region_bytes};
 
 /// Memory of one result partition: the client writes it, the kernel sends from it, the daemon never looks at it.
 #[derive(Debug)]
@@ -81,6 +82,24 @@ impl SendRegion {
         Some(RegionSlice { address, bytes, region: PhantomData })
     }
 
+    /// Whether the kernel can read this range now: a client can take pages away ([`RegionSlice`]) and others can take
+    /// those before the kernel needs new ones. Nothing is read; a missing page is allocated if there is one. False for
+    /// a range outside its segment.
+    #[must_use]
+    pub fn is_readable(&self, segment: u32, offset: u32, bytes: u32) -> bool {
+        let Some(address) = self.memory.address(segment, offset, bytes) else {
+            return false;
+        };
+        // Back to the start of the page, which lies in the mapping, since that begins with a page.
+        let before = address.addr() % PAGE_BYTES as usize;
+        // SAFETY: the range lies inside the mapping, which lives as long as `self`. The call changes no byte.
+        let outcome = retry_on_intr(|| unsafe {
+            madvise(address.wrapping_sub(before).cast(), before + bytes as usize, Advice::LinuxPopulateRead)
+        });
+        // Any other error says that the kernel cannot tell, and not that there is no memory.
+        !matches!(outcome, Err(Errno::FAULT | Errno::NOMEM | Errno::HWPOISON))
+    }
+
     /// How many segments it has.
     #[must_use]
     pub const fn segments(&self) -> u32 {
@@ -97,6 +116,20 @@ impl SendRegion {
     #[must_use]
     pub const fn backing(&self) -> Backing {
         self.memory.backing
+    }
+
+    /// Takes the memory away from under the mapping, as a client does that punches a hole for which there is no page
+    /// left.
+    #[cfg(test)]
+    pub fn forbid_reading(&self) {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let (start, bytes) = (self.memory.map.as_mut_ptr().cast(), self.memory.map.len());
+        // Beyond the end of a file there is no memory, as there is none in such a hole.
+        let empty = rustix::fs::memfd_create("weir-hole", MemfdFlags::CLOEXEC).expect("a file");
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the range is the mapping, which nobody in this process reads or writes, and which is unmapped as a
+        // whole in the end.
+        unsafe { mmap(start, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, &empty, 0) }.expect("mmap");
     }
 }
 

@@ -321,12 +321,15 @@ impl Node {
         client.cells = Some(cells);
         tracing::debug!(client = client.describe(), shard, "attached");
         self.mail(shard, ToShard::AddAttachment { attachment: id, session });
+        let limits = &self.options.limits;
         let body = ResponseBody::Welcome {
             version: ATTACH_VERSION,
             node: self.options.node.to_string(),
-            segment_bytes: self.options.limits.segment_bytes,
-            record_bytes_max: self.options.limits.record_bytes_max,
+            segment_bytes: limits.segment_bytes,
+            record_bytes_max: limits.record_bytes_max,
             event_bytes_max: u32::try_from(EVENT_BYTES_MAX).unwrap_or(u32::MAX),
+            event_window: limits.event_window,
+            spanning_bytes_max: limits.spanning_bytes_max,
         };
         Ok((body, vec![page, doorbell, wakeup, task_page]))
     }

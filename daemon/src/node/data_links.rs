@@ -14,7 +14,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use weir_flow::exchange::Name;
-use weir_flow::ids::ProducerIndex;
+use weir_flow::ids::ProducerLife;
 
 use crate::shard::mailbox::{LinkKey, RingKey};
 
@@ -53,8 +53,8 @@ impl Route {
 pub(super) struct Waiter {
     /// The gate.
     pub(super) ring: RingKey,
-    /// The producer.
-    pub(super) producer: ProducerIndex,
+    /// The producer, and which of its lives the gate is bound to.
+    pub(super) life: ProducerLife,
 }
 
 /// What is to be done next, in order.
@@ -176,15 +176,18 @@ impl<S> DataLinks<S> {
         });
     }
 
-    /// A peer is gone: nobody waits for it any more. Returns who did.
-    pub(super) fn forget_peer(&mut self, peer: &Name) -> Vec<Waiter> {
+    /// Those of a peer for whom `is_over` holds wait no more. Returns them.
+    pub(super) fn forget_waiters(
+        &mut self,
+        peer: &Name,
+        mut is_over: impl FnMut(&Waiter) -> bool,
+    ) -> Vec<Waiter> {
         let mut forgotten = Vec::new();
         self.waiters.retain(|route, waiters| {
-            let stays = route.peer != *peer;
-            if !stays {
-                forgotten.extend(waiters.iter().copied());
+            if route.peer == *peer {
+                forgotten.extend(waiters.extract_if(.., |waiter| is_over(waiter)));
             }
-            stays
+            !waiters.is_empty()
         });
         forgotten
     }
@@ -225,6 +228,8 @@ impl<S> DataLinks<S> {
 
 #[cfg(test)]
 mod tests {
+    use weir_flow::ids::{Incarnation, ProducerIndex};
+
     use super::*;
     use crate::shard::mailbox::AttachmentId;
 
@@ -233,7 +238,10 @@ mod tests {
     }
 
     fn waiter(ring: u32) -> Waiter {
-        Waiter { ring: RingKey { attachment: AttachmentId(1), ring }, producer: ProducerIndex(0) }
+        Waiter {
+            ring: RingKey { attachment: AttachmentId(1), ring },
+            life: ProducerLife { producer: ProducerIndex(0), incarnation: Incarnation(1) },
+        }
     }
 
     fn drained(steps: &mut Vec<Step<u32>>) -> Vec<Step<u32>> {
@@ -305,6 +313,33 @@ mod tests {
         assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
     }
 
+    /// Row 36 (PartitionRequestClientFactoryTest), adapted: many requests for one pair of shards make one dial, and a
+    /// failed one is not kept. In Flink all who wait see the failure and the caller counts its retries; here all go on
+    /// waiting and one new dial serves them, for as long as any of them is there.
+    #[test]
+    fn requests_for_one_route_share_one_dial_and_a_failed_one_is_not_kept() {
+        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
+        for ring in 0..100 {
+            links.handle_wanted(route("b"), waiter(ring), &mut steps);
+        }
+        assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
+        for _ in 0..3 {
+            assert!(links.handle_dial_failed(&route("b")), "all still wait: the caller is to dial again");
+            assert_eq!(drained(&mut steps), [], "nobody was connected or forgotten");
+            // A newcomer joins those who wait, and another pair of shards has a dial of its own.
+            links.handle_wanted(route("b"), waiter(100), &mut steps);
+            assert_eq!(drained(&mut steps), []);
+        }
+        let other = Route { peer_shard: 3, ..route("b") };
+        links.handle_wanted(other.clone(), waiter(1), &mut steps);
+        assert_eq!(drained(&mut steps), [Step::Dial(other)]);
+        let key = route("b").key(true);
+        links.handle_up(key.clone(), 7, 1, &mut steps);
+        let mut needed = vec![Step::Add { key: key.clone(), socket: 7 }];
+        needed.extend((0..=100).map(|ring| Step::Connect { waiter: waiter(ring), key: key.clone() }));
+        assert_eq!(drained(&mut steps), needed, "each once");
+    }
+
     #[test]
     fn a_failed_dial_is_repeated_only_while_somebody_waits() {
         let (mut links, mut steps) = (DataLinks::default(), Vec::new());
@@ -315,7 +350,8 @@ mod tests {
         assert!(!links.handle_dial_failed(&route("b")));
         links.handle_wanted(route("b"), waiter(2), &mut steps);
         assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
-        assert_eq!(links.forget_peer(&"b".parse().unwrap()), [waiter(2)]);
+        assert_eq!(links.forget_waiters(&"c".parse().unwrap(), |_| true), []);
+        assert_eq!(links.forget_waiters(&"b".parse().unwrap(), |_| true), [waiter(2)]);
         assert!(!links.handle_dial_failed(&route("b")));
     }
 }

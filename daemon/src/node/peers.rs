@@ -193,20 +193,13 @@ impl Node {
                 self.refuse(new.stream, Failure::new(FailureCode::LinkLost, text));
                 return;
             }
-            let restarted = old.epoch != new.peer.epoch;
-            let text = if restarted {
-                "the peer was restarted"
-            } else {
+            let text = if old.epoch == new.peer.epoch {
                 "another link between the same nodes stays"
-            };
-            let old = old.id;
-            self.drop_link(old, Some(Failure::new(FailureCode::LinkLost, text)));
-            if restarted {
-                self.forget_peer(&name);
             } else {
-                // The new link begins with the whole catalog of the peer; what went meanwhile is not in it.
-                self.catalog.handle_peer_lost(&name);
-            }
+                "the peer was restarted"
+            };
+            // The new link begins with the whole catalog of the peer; what went meanwhile is not in it.
+            self.lose_link(old.id, Some(Failure::new(FailureCode::LinkLost, text)));
         }
         let id = ControlId(self.peers.next_link);
         self.peers.next_link += 1;
@@ -264,13 +257,14 @@ impl Node {
 
     /// A message on a control link. One of a link that was let go concerns nobody.
     pub(super) fn handle_control(&mut self, link: ControlId, message: Message) {
-        let Some(name) = self.peers.by_link.get(&link) else {
+        let Some(name) = self.peers.by_link.get(&link).cloned() else {
             return;
         };
         let Message::Catalog { entries } = message else {
             return;
         };
-        if let Err(error) = self.catalog.handle_remote(name, entries) {
+        self.forget_gone(&name, &entries);
+        if let Err(error) = self.catalog.handle_remote(&name, entries) {
             self.lose_link(link, Some(Failure::new(FailureCode::Protocol, error.to_string())));
         }
     }

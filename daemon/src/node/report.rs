@@ -138,7 +138,7 @@ impl NodeReport {
                 "io_uring",
                 "",
                 "no shard answers",
-                "see the log of the daemon; `weir shards` and a restart",
+                "see the log of the daemon, then restart it",
             ),
         }
     }
@@ -243,5 +243,75 @@ fn channel_row(shard: u16, channel: &ChannelStats) -> ChannelRow {
         records_total: channel.records_total,
         // Nanoseconds of a century still have 53 bits' worth of microseconds.
         send_stalled_seconds_total: channel.send_stalled_ns as f64 / 1e9,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_flow::limits::Limits;
+    use weir_flow::pool::partition::PartitionPoolSpec;
+    use weir_flow::pool::sizing::GateBuffers;
+
+    use super::*;
+    use crate::control::snapshot::Health;
+    use crate::memory::{HUGEPAGE_BYTES, planned_bytes};
+
+    const PAGE: &str = include_str!("../../../docs/operations.md");
+
+    /// A node where everything is wrong that can be.
+    fn report(peers: Vec<PeerReport>) -> NodeReport {
+        let facts = NodeFacts {
+            node: "a".to_owned(),
+            started: Instant::now(),
+            listen: "127.0.0.1:7070".parse().unwrap(),
+            has_key: false,
+            memory: MemoryReport::default(),
+            regions: RegionReport { mode: HugepageMode::Auto, hugepages: 0, ordinary: 1 },
+            peers,
+            attachments: 0,
+            attachments_max: 1,
+            shards: 2,
+            is_draining: true,
+            refused: None,
+        };
+        NodeReport { facts, shards: Vec::new() }
+    }
+
+    #[test]
+    fn the_page_for_operators_explains_every_line_of_status() {
+        let peer = PeerReport {
+            name: "NAME".to_owned(),
+            address: None,
+            is_linked: false,
+            data_links: 0,
+            reason: None,
+        };
+        let subsystems =
+            [report(vec![peer]), report(Vec::new())].map(|report| report.status().subsystems).concat();
+        for Subsystem { name, state, .. } in subsystems {
+            let state = match state {
+                Health::Ok => "always OK",
+                Health::Degraded => "DEGRADED",
+                Health::Off => "OFF",
+            };
+            let row = format!("| `{name}` | {state}");
+            assert!(PAGE.contains(&row), "docs/operations.md has no row {row}");
+        }
+    }
+
+    #[test]
+    fn the_page_for_operators_counts_hugepages_as_regions_are_made() {
+        let limits = Limits::default();
+        let pages = |segments| {
+            planned_bytes(segments, limits.segment_bytes, HugepageMode::Auto).unwrap() / HUGEPAGE_BYTES
+        };
+        let Limits { exclusive, floating, retention, overdraft, .. } = limits;
+        let partition = PartitionPoolSpec::sized(64, exclusive, floating, retention, overdraft).segments;
+        let gate = GateBuffers::of(64, exclusive, floating).total;
+        for (segments, what) in [(partition, "partitions"), (gate, "gates")] {
+            let (each, all) = (pages(segments), 8 * pages(segments));
+            let row = PAGE.lines().find(|line| line.starts_with(&format!("| 8 {what} |"))).unwrap();
+            assert!(row.ends_with(&format!("= {segments} | {each} | {all} |")), "{segments} {each}: {row}");
+        }
     }
 }

@@ -7,15 +7,16 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use weir_flow::catalog::{CatalogAction, GateKey, PartitionKey};
 use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
-use weir_flow::ids::ProducerIndex;
-use weir_flow::wire::LinkKind;
+use weir_flow::ids::{ProducerIndex, ProducerLife};
+use weir_flow::wire::{CatalogEntry, LinkKind, PartitionState};
 
-use super::attachments::Place;
+use super::attachments::{Attachments, Place, RingState};
 use super::data_links::{Route, Step, Waiter};
 use super::{DataSockets, Node, NodeEvent};
 use crate::link::dial::Backoff;
@@ -26,6 +27,10 @@ use crate::shard::mailbox::{LinkKey, RingKey, ToShard};
 
 /// Routes whose dialling has failed, and how long to wait.
 pub(super) type Backoffs = BTreeMap<Route, Backoff>;
+
+/// How long to wait before a channel is tried again whose link was gone when its shard came to it. A link that breaks
+/// as soon as it is up must not keep the node busy.
+const RETRY_WAIT: Duration = Duration::from_millis(100);
 
 impl Node {
     /// Carries out everything that the catalog and the table of links have asked for.
@@ -48,8 +53,8 @@ impl Node {
         match action {
             CatalogAction::Announce { peer, entries } => self.announce(peer.as_ref(), entries),
             CatalogAction::GateShapeKnown { gate, shape } => self.make_gate(&gate, shape),
-            CatalogAction::Connect { gate, producer, node, shard, incarnation: _ } => {
-                self.connect(&gate, producer, node, shard);
+            CatalogAction::Connect { gate, producer, node, shard, incarnation } => {
+                self.connect(&gate, ProducerLife { producer, incarnation }, node, shard);
             }
             CatalogAction::FailLocalPartition { partition, failure } => {
                 self.fail_partition(&partition, failure)
@@ -70,14 +75,14 @@ impl Node {
                 self.mail(key.local_shard, ToShard::CloseLink { key, reason: reason.to_owned() });
             }
             Step::Connect { waiter, key } => {
-                let Waiter { ring, producer } = waiter;
-                self.mail(key.local_shard, ToShard::ConnectProducer { key: ring, producer, link: key });
+                let Waiter { ring, life } = waiter;
+                self.mail(key.local_shard, ToShard::ConnectProducer { key: ring, life, link: key });
             }
         }
     }
 
     /// A gate and a producer have found each other. A gate that is gone meanwhile needs no channel.
-    fn connect(&mut self, gate: &GateKey, producer: ProducerIndex, node: Name, shard: u16) {
+    fn connect(&mut self, gate: &GateKey, life: ProducerLife, node: Name, shard: u16) {
         let Some((client, ring)) = self.attachments.holder(&Place::Gate(gate.clone())) else {
             return;
         };
@@ -85,7 +90,7 @@ impl Node {
             return;
         };
         let route = Route { peer: node, local_shard, peer_shard: shard };
-        self.links.handle_wanted(route, Waiter { ring, producer }, &mut self.steps);
+        self.links.handle_wanted(route, Waiter { ring, life }, &mut self.steps);
     }
 
     fn fail_partition(&mut self, partition: &PartitionKey, failure: Failure) {
@@ -114,14 +119,33 @@ impl Node {
         self.leave_place(key);
     }
 
-    /// A partition, or a channel of a gate, has failed. The client has been told by its shard. A gate keeps its place:
-    /// its client may read what other producers have sent.
+    /// A partition has failed. Its client has been told by its shard.
     pub(super) fn handle_ring_failed(&mut self, key: RingKey, failure: &Failure) {
         let Some(state) = self.attachments.ring_mut(key) else { return };
         tracing::warn!(?key, place = ?state.place, %failure, "failed");
-        if matches!(state.place, Place::Partition(_)) {
-            self.leave_place(key);
+        self.leave_place(key);
+    }
+
+    /// The link of a channel was gone before the channel was asked for. Nothing of the producer was read, so the gate
+    /// is free to be connected to it over another link, a little later.
+    pub(super) fn handle_not_connected(&mut self, key: RingKey, producer: ProducerIndex) {
+        let Some(gate) = gate_key(&mut self.attachments, key) else { return };
+        tracing::info!(%gate, %producer, "the link of a channel broke before it was opened");
+        self.catalog.handle_connect_failed(&gate, producer);
+        if std::mem::replace(&mut self.is_retry_due, true) {
+            return;
         }
+        let events = self.events.clone();
+        self.tasks.spawn(async move {
+            tokio::time::sleep(RETRY_WAIT).await;
+            let _ = events.send(NodeEvent::Retry).await;
+        });
+    }
+
+    /// Connects every gate anew that could not be.
+    pub(super) fn handle_retry(&mut self) {
+        self.is_retry_due = false;
+        self.catalog.handle_retry();
     }
 
     /// A peer's shard wants to be linked with one of ours.
@@ -220,18 +244,38 @@ impl Node {
     /// Nobody can be connected to a peer that is gone; when it is back, the catalog asks anew.
     pub(super) fn forget_peer(&mut self, peer: &Name) {
         self.catalog.handle_peer_lost(peer);
-        for Waiter { ring, producer } in self.links.forget_peer(peer) {
-            if let Some(gate) = self.gate_key(ring) {
-                self.catalog.handle_connect_failed(&gate, producer);
-            }
+        let waiters = self.links.forget_waiters(peer, |_| true);
+        self.unbind(waiters);
+    }
+
+    /// A peer tells that these producers are gone. A gate that still waited for a link to one has read nothing of it,
+    /// and is free to take its next life.
+    pub(super) fn forget_gone(&mut self, peer: &Name, entries: &[CatalogEntry]) {
+        for entry in entries.iter().filter(|entry| entry.state == PartitionState::Gone) {
+            let life = ProducerLife { producer: entry.producer, incarnation: entry.incarnation };
+            let attachments = &mut self.attachments;
+            let waiters = self.links.forget_waiters(peer, |waiter| {
+                waiter.life == life
+                    && gate_key(attachments, waiter.ring).is_some_and(|gate| gate.exchange == entry.exchange)
+            });
+            self.unbind(waiters);
         }
     }
 
-    fn gate_key(&mut self, ring: RingKey) -> Option<GateKey> {
-        match &self.attachments.ring_mut(ring)?.place {
-            Place::Gate(gate) => Some(gate.clone()),
-            Place::Partition(_) => None,
+    fn unbind(&mut self, waiters: Vec<Waiter>) {
+        for Waiter { ring, life } in waiters {
+            if let Some(gate) = gate_key(&mut self.attachments, ring) {
+                self.catalog.handle_connect_failed(&gate, life.producer);
+            }
         }
+    }
+}
+
+/// The gate that this ring is. None once it has left its place, which another may have taken.
+fn gate_key(attachments: &mut Attachments, ring: RingKey) -> Option<GateKey> {
+    match attachments.ring_mut(ring)? {
+        RingState { place: Place::Gate(gate), has_ended: false, .. } => Some(gate.clone()),
+        _ => None,
     }
 }
 

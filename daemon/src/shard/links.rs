@@ -13,6 +13,8 @@ pub(super) struct Link {
     pub(super) socket: SocketSlot,
     /// Why it is being closed. The core hears of it when the last completion of its socket has come.
     pub(super) closing: Option<String>,
+    /// Sends in a row that the kernel could not read all of.
+    pub(super) unread_sends: u32,
 }
 
 /// Every data link of the shard.
@@ -21,8 +23,9 @@ pub(super) struct Links {
     by_id: BTreeMap<LinkId, Link>,
     by_socket: BTreeMap<SocketSlot, LinkId>,
     by_key: BTreeMap<LinkKey, LinkId>,
-    /// Batches that came back from the ring, to be filled again.
-    pub(super) spare_batches: Vec<SendBatch>,
+    /// Batches that came back from the ring, to be filled again. They refer to no region: one that has let go of its
+    /// last channel must not stay in memory until its batch is used again.
+    spare_batches: Vec<SendBatch>,
 }
 
 impl Links {
@@ -30,7 +33,18 @@ impl Links {
     pub(super) fn insert(&mut self, id: LinkId, key: LinkKey, socket: SocketSlot) {
         self.by_socket.insert(socket, id);
         self.by_key.insert(key.clone(), id);
-        self.by_id.insert(id, Link { key, socket, closing: None });
+        self.by_id.insert(id, Link { key, socket, closing: None, unread_sends: 0 });
+    }
+
+    /// A batch to be filled.
+    pub(super) fn take_batch(&mut self) -> SendBatch {
+        self.spare_batches.pop().unwrap_or_default()
+    }
+
+    /// Keeps a batch for later.
+    pub(super) fn keep_batch(&mut self, mut batch: SendBatch) {
+        batch.parts.clear();
+        self.spare_batches.push(batch);
     }
 
     pub(super) fn get(&self, id: LinkId) -> Option<&Link> {

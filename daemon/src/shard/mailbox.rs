@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use tokio::sync::oneshot;
 use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
-use weir_flow::ids::ProducerIndex;
+use weir_flow::ids::{ProducerIndex, ProducerLife};
 use weir_flow::shard::{GateSpec, PartitionSpec};
 use weir_flow::stats::ChannelStats;
 use weir_ipc::gate_port::GateEndpoint;
@@ -53,6 +53,7 @@ pub struct LinkKey {
 }
 
 /// What the control thread tells a shard.
+#[allow(clippy::large_enum_variant, reason = "messages are few, and a box would save nothing")]
 pub enum ToShard {
     /// A data link whose handshake is done.
     AddLink {
@@ -103,9 +104,9 @@ pub enum ToShard {
     ConnectProducer {
         /// The gate.
         key: RingKey,
-        /// The producer.
-        producer: ProducerIndex,
-        /// The link that leads to it. If it has broken meanwhile, the channel fails as lost.
+        /// The producer, and which of its lives the gate is bound to.
+        life: ProducerLife,
+        /// The link that leads to it. If it has broken meanwhile, the shard says [`ToNode::NotConnected`].
         link: LinkKey,
     },
     /// The client closed a partition or gate, or the node fails it.
@@ -160,12 +161,20 @@ pub enum ToNode {
         /// Which.
         key: RingKey,
     },
-    /// A partition or a channel of a gate failed.
+    /// A partition failed, and its client was told.
     RingFailed {
         /// Which.
         key: RingKey,
         /// Why.
         failure: Failure,
+    },
+    /// The link of a [`ToShard::ConnectProducer`] was gone before anything was said on it. The gate waits for this
+    /// producer as before.
+    NotConnected {
+        /// The gate.
+        key: RingKey,
+        /// The producer.
+        producer: ProducerIndex,
     },
     /// Everything queued was sent and acknowledged.
     Drained {

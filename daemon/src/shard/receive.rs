@@ -51,24 +51,25 @@ impl<R: Ring> ShardLoop<R> {
             }
             ToShard::AddPartition { key, spec, endpoint, region } => {
                 let id = self.core.handle_partition(spec, now);
-                self.rings.partitions.insert(id, PartitionRing { key, endpoint, region, is_open: true });
+                self.rings
+                    .partitions
+                    .insert(id, PartitionRing { key, endpoint, region, is_open: true, has_holes: false });
                 self.attachments.set_target(key, Target::Partition(id));
                 self.lists.unfinished.push(key);
             }
             ToShard::AddGate { key, spec, endpoint, region } => {
+                let channels = spec.shape.channels();
                 let id = self.core.handle_gate(spec, now);
-                self.rings.gates.0.insert(id, GateRing { key, endpoint, region, is_open: true });
+                self.rings.gates.0.insert(id, GateRing { key, channels, endpoint, region, is_open: true });
                 self.attachments.set_target(key, Target::Gate(id));
                 self.lists.unfinished.push(key);
             }
-            ToShard::ConnectProducer { key, producer, link } => {
+            ToShard::ConnectProducer { key, life, link } => {
                 let Some(Target::Gate(gate)) = self.attachments.target(key) else { return };
                 match self.links.of_key(&link) {
-                    Some(link) => self.core.handle_producer(gate, producer, link, now),
-                    None => self.fail_channel(
-                        gate,
-                        &format!("producer {producer}: the link to {} is gone", link.peer),
-                    ),
+                    Some(link) => self.core.handle_producer(gate, life, link, now),
+                    // Nothing was asked for yet, so nothing is lost: the node finds another link.
+                    None => self.tell(ToNode::NotConnected { key, producer: life.producer }),
                 }
             }
             ToShard::CloseRing { key, failure } => self.close_ring(key, failure, now),
@@ -138,16 +139,6 @@ impl<R: Ring> ShardLoop<R> {
         }
     }
 
-    /// Tells the client of a gate that one of its channels could not be opened.
-    fn fail_channel(&mut self, id: GateId, text: &str) {
-        let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) else { return };
-        let failure = Failure::new(FailureCode::LinkLost, text);
-        tell_gate(gate, &failure);
-        let key = gate.key;
-        self.attachments.wake(key.attachment);
-        self.tell(ToNode::RingFailed { key, failure });
-    }
-
     /// Closes everything of a client that is gone or no longer trusted. Repeating it has no effect.
     pub(super) fn drop_attachment(&mut self, attachment: AttachmentId, failure: &Failure, now: Time) {
         let Some(dropped) = self.attachments.remove(attachment) else { return };
@@ -209,10 +200,7 @@ impl<R: Ring> ShardLoop<R> {
                     received += chunk.bytes() as usize;
                     self.handle_received(socket, chunk, now);
                 }
-                Completion::Sent { socket, result, batch } => {
-                    self.links.spare_batches.push(batch);
-                    self.handle_sent(socket, result, now);
-                }
+                Completion::Sent { socket, result, batch } => self.handle_sent(socket, result, batch, now),
                 Completion::EndOfStream { socket } => {
                     self.lose_link(socket, "the peer closed it".to_owned(), now)
                 }
@@ -241,16 +229,6 @@ impl<R: Ring> ShardLoop<R> {
         self.ring.release(chunk);
         if let Some((link, error)) = broken {
             self.close_link(link, error.to_string(), now);
-        }
-    }
-
-    fn handle_sent(&mut self, socket: SocketSlot, result: Result<u32, crate::io::Errno>, now: Time) {
-        let Some(link) = self.links.of_socket(socket) else { return };
-        let taken = *result.as_ref().unwrap_or(&0);
-        self.bytes_total += u64::from(taken);
-        self.core.handle_sent(link, taken, now);
-        if let Err(errno) = result {
-            self.close_link(link, errno.to_string(), now);
         }
     }
 
@@ -340,11 +318,14 @@ impl<R: Ring> ShardLoop<R> {
     }
 }
 
-/// Tells the client of a gate that it failed, as the last word on its first channel; one failure ends the gate.
+/// Tells the client of a gate that it failed, as the last word on each of its channels: a client may read on after the
+/// failure of one.
 fn tell_gate(gate: &mut GateRing, failure: &Failure) {
-    let last_word = Delivered::Failed { channel: 0, code: failure.code as u16, text: failure.text.clone() };
-    // A client that never reads, or whose cursors lie, does not hear it, to its own loss.
-    let _ = gate.endpoint.push(&last_word);
+    for channel in 0..gate.channels {
+        let last_word = Delivered::Failed { channel, code: failure.code as u16, text: failure.text.clone() };
+        // A client that never reads, or whose cursors lie, does not hear it, to its own loss.
+        let _ = gate.endpoint.push(&last_word);
+    }
     gate.endpoint.client_waits();
 }
 

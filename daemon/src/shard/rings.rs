@@ -18,11 +18,15 @@ pub(super) struct PartitionRing {
     pub(super) endpoint: PartitionEndpoint,
     pub(super) region: Arc<SendRegion>,
     pub(super) is_open: bool,
+    /// Its client took memory away that the kernel was to send from. Where a frame was begun, zeros take its place.
+    pub(super) has_holes: bool,
 }
 
 /// An input gate.
 pub(super) struct GateRing {
     pub(super) key: RingKey,
+    /// How many channels it has.
+    pub(super) channels: u32,
     pub(super) endpoint: GateEndpoint,
     pub(super) region: ReceiveRegion,
     pub(super) is_open: bool,

@@ -6,13 +6,14 @@ mod world;
 
 use weir_flow::exchange::Strategy;
 use weir_flow::failure::{Failure, FailureCode};
-use weir_ipc::{Delivered, Submission};
+use weir_flow::ids::ProducerIndex;
+use weir_ipc::Submission;
 
-use super::mailbox::{ToNode, ToShard};
+use super::mailbox::{LinkKey, ToNode, ToShard};
 use crate::io::fake::SendPolicy;
 use crate::io::{Errno, RingError};
 use client::{Consumer, Producer};
-use world::World;
+use world::{World, key_of_b};
 
 /// Moves `segments` whole segments from a producer to a consumer and back to the producer's pool.
 fn transfer(world: &mut World, producer: &mut Producer, consumer: &mut Consumer, segments: usize) {
@@ -236,12 +237,86 @@ fn a_drained_shard_says_so_once_everything_is_acknowledged() {
 }
 
 #[test]
-fn a_lost_link_fails_a_channel_that_was_to_use_it() {
-    let mut world = World::new(Strategy::Forward);
-    let mut consumer = world.gate_over_missing_link();
-    world.until("the consumer hears of it", |_| {
+fn a_channel_whose_link_is_gone_or_closing_is_left_to_the_node_and_its_client_hears_nothing() {
+    for peer_shard in [0, 9] {
+        let mut world = World::new(Strategy::Forward);
+        world.settle();
+        let link = LinkKey { peer_shard, ..key_of_b() };
+        world.close_link_at_b(&link);
+        let mut consumer = world.gate_over(link);
+        world.until("the node is told", |world| !world.not_connected().is_empty());
+        assert_eq!(world.not_connected(), [(consumer.key(), ProducerIndex(0))]);
+        world.settle();
         consumer.take();
-        consumer.failure == Some(FailureCode::LinkLost)
+        assert_eq!((consumer.failure, consumer.has_ended), (None, false));
+    }
+}
+
+#[test]
+fn a_client_that_takes_its_memory_away_is_detached_and_the_others_on_its_link_go_on() {
+    // The hole is found when nothing of the frame is sent, when a part of its header is, and when all of it is.
+    for begun in [0, 7, 32, 100] {
+        let mut world = World::new(Strategy::Forward);
+        let (mut holed, mut victim) = world.connect();
+        let (mut producer, mut consumer) = world.connect();
+        let region = world.region_of(&holed);
+        let payload = vec![5; holed.segment_bytes()];
+        world.settle();
+        world.set_send_policy(SendPolicy::Hold);
+        assert!(holed.submit_segment(&payload));
+        world.until("a send of it is in flight", World::has_payload_in_flight);
+        if begun > 0 {
+            world.take_of_send_at_a(begun);
+        }
+        region.forbid_reading();
+        world.set_send_policy(SendPolicy::Whole);
+        let attachment = holed.key().attachment;
+        world.until("its client is detached", |world| world.fault_of(attachment).is_some());
+        let text = world.fault_of(attachment).unwrap_or_default();
+        assert!(text.contains("segment") && text.contains("memory"), "{text}");
+        world.until("its consumer hears of it", |_| {
+            victim.take();
+            victim.failure == Some(FailureCode::ClientFault)
+        });
+        transfer(&mut world, &mut producer, &mut consumer, 20);
+        assert_eq!(world.closed_links(), 0);
+    }
+}
+
+#[test]
+fn a_link_whose_sends_cannot_be_read_although_all_memory_is_there_is_closed() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, _consumer) = world.connect();
+    world.set_send_policy(SendPolicy::Fail(Errno(libc::EFAULT)));
+    assert!(producer.submit_segment(&[1; 100]));
+    world.until("the producer hears of it", |_| {
+        producer.take_returns();
+        producer.failure == Some(FailureCode::LinkLost)
     });
-    assert!(!matches!(consumer.last, Some(Delivered::Data { .. })));
+    assert_eq!(world.fault_of(producer.key().attachment), None);
+}
+
+#[test]
+fn memory_that_was_let_go_of_is_unmapped_at_once() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let region = std::sync::Arc::downgrade(&world.region_of(&producer));
+    transfer(&mut world, &mut producer, &mut consumer, 20);
+    world.close(&producer.key(), &consumer.key());
+    world.until("the node is told", World::is_released);
+    assert_eq!(region.strong_count(), 0, "its budget is free, and so must its memory be");
+}
+
+#[test]
+fn a_gate_that_fails_says_so_on_every_channel() {
+    let mut world = World::new(Strategy::Rebalance);
+    let mut consumer = world.gate_of(3);
+    world.settle();
+    world.fail_gate(&consumer, Failure::new(FailureCode::Mismatch, "another shape"));
+    world.until("it is released", |world| {
+        consumer.take();
+        world.is_released()
+    });
+    consumer.take();
+    assert_eq!((consumer.failed, consumer.failure), (vec![0, 1, 2], Some(FailureCode::Mismatch)));
 }

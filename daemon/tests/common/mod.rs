@@ -256,7 +256,7 @@ pub(crate) fn lines(bytes: usize) -> Vec<u8> {
     while text.len() < bytes {
         let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
         write!(text, "k{key} {number} ").expect("memory");
-        let filler = if number % 1009 == 0 { 100_000 } else { 20 + (number % 97) as usize };
+        let filler = if number.is_multiple_of(1009) { 100_000 } else { 20 + (number % 97) as usize };
         text.resize(text.len() + filler, b'a' + (number % 26) as u8);
         text.push(b'\n');
         number += 1;

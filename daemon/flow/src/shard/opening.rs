@@ -6,7 +6,7 @@ use super::failing::{channel_of, receiving_key, sending_key};
 use super::{LinkSpec, Notice, Shard};
 use crate::exchange::Shape;
 use crate::failure::{Failure, FailureCode};
-use crate::ids::{ChannelIndex, GateId, Incarnation, LinkId, ProducerIndex, Sequence, Time};
+use crate::ids::{ChannelIndex, GateId, Incarnation, LinkId, ProducerLife, Sequence, Time};
 use crate::link::{LINK_CHANNELS_MAX, Link, ReceiveKey, SendKey};
 use crate::state::{IndexState, LinkEvent, LinkState, ReceiveEvent, SendEvent, SendState};
 use crate::wire::{Message, OpenChannel};
@@ -68,10 +68,11 @@ impl Shard {
         }
     }
 
-    /// Opens a gate's channel to this producer over a link. Without effect if it was opened before, also if it has
-    /// failed since, or if the producer does not feed this consumer. What stands against it is delivered as the
-    /// channel's failure.
-    pub fn handle_producer(&mut self, gate: GateId, producer: ProducerIndex, link: LinkId, now: Time) {
+    /// Opens a gate's channel to this life of a producer over a link. Without effect if it was opened before, also if
+    /// it has failed since, or if the producer does not feed this consumer. What stands against it is delivered as the
+    /// channel's failure; so is that the producer has another life by the time the request arrives.
+    pub fn handle_producer(&mut self, gate: GateId, life: ProducerLife, link: LinkId, now: Time) {
+        let ProducerLife { producer, incarnation } = life;
         let Some(state) = self.gates.get(gate) else { return };
         let Some(channel) = channel_of(&state.spec.shape, state.spec.consumer, producer) else { return };
         let key = ReceiveKey { gate, channel };
@@ -99,7 +100,7 @@ impl Shard {
             producer,
             consumer: spec.consumer,
             shape: spec.shape,
-            incarnation: ANY_INCARNATION,
+            incarnation,
             limit: limit.limit,
             event_limit: limit.event_limit,
         };

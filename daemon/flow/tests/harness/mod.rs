@@ -9,8 +9,8 @@ use bytes::Bytes;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::Failure;
 use weir_flow::ids::{
-    ChannelIndex, ConsumerIndex, GateId, Incarnation, LinkId, PartitionId, ProducerIndex, SegmentIndex,
-    Sequence, SubpartitionIndex, Time,
+    ChannelIndex, ConsumerIndex, GateId, Incarnation, LinkId, PartitionId, ProducerIndex, ProducerLife,
+    SegmentIndex, Sequence, SubpartitionIndex, Time,
 };
 use weir_flow::limits::Limits;
 use weir_flow::shard::{
@@ -27,6 +27,11 @@ pub const SEGMENT_BYTES: u32 = 4096;
 pub fn limits() -> Limits {
     let limits = Limits { batch_bytes_min: 16 << 10, ..Limits::new(SEGMENT_BYTES).unwrap() };
     limits.validated().unwrap()
+}
+
+/// Whichever life of a producer there is.
+pub fn any_life(producer: u32) -> ProducerLife {
+    ProducerLife { producer: ProducerIndex(producer), incarnation: Incarnation(0) }
 }
 
 pub fn shape(producers: u32, consumers: u32) -> Shape {
@@ -229,7 +234,7 @@ impl Lone {
         let gate = self.shard.handle_gate(gate_spec(shape(producers, 1), 0, segments, exclusive), self.now);
         self.memory.add(gate, segments);
         for producer in 0..producers {
-            self.shard.handle_producer(gate, ProducerIndex(producer), self.link, self.now);
+            self.shard.handle_producer(gate, any_life(producer), self.link, self.now);
         }
         self.frames();
         for channel in 0..producers {

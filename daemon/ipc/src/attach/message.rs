@@ -145,6 +145,10 @@ pub enum ResponseBody {
         record_bytes_max: u32,
         /// Longest event, in bytes.
         event_bytes_max: u32,
+        /// Events of one channel that may be on their way, the end of data among them.
+        event_window: u32,
+        /// Bytes that the channels of one gate may hold in records that span segments.
+        spanning_bytes_max: u64,
     },
     /// A task was made.
     Task {

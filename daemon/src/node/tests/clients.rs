@@ -52,6 +52,29 @@ async fn a_partition_is_made_mailed_and_its_memory_returned_when_the_shard_lets_
 }
 
 #[tokio::test]
+async fn the_daemons_limits_are_told_in_the_welcome() {
+    let limits = Limits {
+        record_bytes_max: 5_000,
+        event_window: 3,
+        spanning_bytes_max: 70_000,
+        ..Limits::new(8192).unwrap()
+    };
+    let node = TestNode::start(NodeOptions { limits, ..options("a") }, 1);
+    let mut client = Client::connect(&node.attach_socket());
+    let (body, _) = client.ask(hello()).await;
+    let needed = ResponseBody::Welcome {
+        version: ATTACH_VERSION,
+        node: "a".to_owned(),
+        segment_bytes: 8192,
+        record_bytes_max: 5_000,
+        event_bytes_max: 1024,
+        event_window: 3,
+        spanning_bytes_max: 70_000,
+    };
+    assert_eq!(body, needed);
+}
+
+#[tokio::test]
 async fn a_finished_partition_frees_its_place_and_closes_in_order() {
     let mut node = TestNode::start(options("a"), 1);
     let mut client = node.client().await;
@@ -105,8 +128,9 @@ async fn a_gate_waits_for_its_first_producer_while_others_are_served() {
         panic!("no link")
     };
     assert_eq!(near, LinkKey { peer: name("a"), local_shard: 0, peer_shard: 1, dialled: true });
-    let ToShard::ConnectProducer { key, producer, link } = shard.next().await else { panic!("no channel") };
-    assert_eq!((key, producer, link), (gate, ProducerIndex(0), near));
+    let ToShard::ConnectProducer { key, life, link } = shard.next().await else { panic!("no channel") };
+    assert_eq!((key, life.producer, link), (gate, ProducerIndex(0), near));
+    assert_ne!(life.incarnation.0, 0, "bound to the life that the catalog knows");
 
     // The producer's shard has the other end of the same connection.
     let shard = &mut node.shards[1];

@@ -2,6 +2,7 @@
 
 mod clients;
 mod hostile;
+mod links;
 mod peers;
 mod stopping;
 

@@ -45,8 +45,8 @@ async fn assert_channel(
                 assert!(early.is_empty());
                 near = Some(socket);
             }
-            ToShard::ConnectProducer { producer, link, .. } => {
-                assert_eq!((producer, link.peer, link.dialled), (ProducerIndex(0), name(names.1), true));
+            ToShard::ConnectProducer { life, link, .. } => {
+                assert_eq!((life.producer, link.peer, link.dialled), (ProducerIndex(0), name(names.1), true));
                 break;
             }
             _ => {}

@@ -86,7 +86,8 @@ pub(super) struct Consumer {
     pub(super) held: Vec<(u32, u32)>,
     pub(super) has_ended: bool,
     pub(super) failure: Option<FailureCode>,
-    pub(super) last: Option<Delivered>,
+    /// Channels that failed, in the order in which they did.
+    pub(super) failed: Vec<u32>,
     pub(super) _session: Arc<SessionPort>,
 }
 
@@ -115,10 +116,12 @@ impl Consumer {
                     self.held.push((segment, bytes));
                 }
                 Delivered::End { .. } => self.has_ended = true,
-                Delivered::Failed { code, .. } => self.failure = FailureCode::from_wire(code),
+                Delivered::Failed { channel, code, .. } => {
+                    self.failed.push(channel);
+                    self.failure = FailureCode::from_wire(code);
+                }
                 Delivered::Event { .. } => {}
             }
-            self.last = Some(delivered);
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::failure::Failure;
-use weir_flow::ids::{ConsumerIndex, Incarnation, ProducerIndex, Time};
+use weir_flow::ids::{ConsumerIndex, Incarnation, ProducerIndex, ProducerLife, Time};
 use weir_flow::limits::Limits;
 use weir_flow::shard::{GateSpec, PartitionSpec};
 use weir_ipc::gate_port::{GateEndpoint, GatePort};
@@ -78,6 +78,7 @@ pub(super) struct World {
     released: [usize; 2],
     created: [usize; 2],
     links_closed: usize,
+    not_connected: Vec<(RingKey, ProducerIndex)>,
     drained: bool,
 }
 
@@ -93,6 +94,7 @@ impl World {
             released: [0; 2],
             created: [0; 2],
             links_closed: 0,
+            not_connected: Vec::new(),
             drained: false,
         };
         world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new() });
@@ -113,7 +115,7 @@ impl World {
         let producer = self.add_producer(exchange.clone(), shape);
         let consumer = self.add_consumer(exchange, shape);
         let link = key_of_b();
-        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), producer: ProducerIndex(0), link });
+        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), life: any_life(), link });
         self.until("the channel is open", |world| {
             world.a.shard.core.channels(world.now).filter(|channel| channel.peer.is_some()).count()
                 == world.created[0]
@@ -121,8 +123,8 @@ impl World {
         (producer, consumer)
     }
 
-    /// A consumer that is told to use a link that is not there.
-    pub(super) fn gate_over_missing_link(&mut self) -> Consumer {
+    /// A consumer at B that is told to use this link.
+    pub(super) fn gate_over(&mut self, link: LinkKey) -> Consumer {
         let shape = Shape {
             producers: 1,
             consumers: 1,
@@ -130,10 +132,13 @@ impl World {
             segment_bytes: SEGMENT_BYTES,
             checksum: false,
         };
-        let consumer = self.add_consumer("missing".parse().expect("a name"), shape);
-        let link = LinkKey { peer_shard: 9, ..key_of_b() };
-        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), producer: ProducerIndex(0), link });
+        let consumer = self.add_consumer("x".parse().expect("a name"), shape);
+        self.b.mail(ToShard::ConnectProducer { key: consumer.key(), life: any_life(), link });
         consumer
+    }
+
+    pub(super) fn close_link_at_b(&self, link: &LinkKey) {
+        self.b.mail(ToShard::CloseLink { key: link.clone(), reason: "a test".to_owned() });
     }
 
     fn attach(&mut self, to_a: bool) -> (AttachmentId, Arc<SessionPort>) {
@@ -175,11 +180,40 @@ impl World {
         }
     }
 
+    /// The socket of A takes so many bytes of the send that it holds; the rest is in flight again afterwards.
+    pub(super) fn take_of_send_at_a(&mut self, bytes: u32) {
+        let socket = first_socket(&self.a).expect("a socket");
+        self.a.shard.ring.complete_send(socket, Ok(bytes));
+        self.until("the rest is in flight", Self::has_payload_in_flight);
+    }
+
+    /// The memory of a producer at A.
+    pub(super) fn region_of(&self, producer: &Producer) -> Arc<SendRegion> {
+        let mut partitions = self.a.shard.rings.partitions.values();
+        Arc::clone(&partitions.find(|ring| ring.key == producer.key()).expect("a partition").region)
+    }
+
+    /// A consumer at B that reads from several producers, none of which is there.
+    pub(super) fn gate_of(&mut self, producers: u32) -> Consumer {
+        let shape = Shape {
+            producers,
+            consumers: 1,
+            strategy: Strategy::Rebalance,
+            segment_bytes: SEGMENT_BYTES,
+            checksum: false,
+        };
+        self.add_consumer("x".parse().expect("a name"), shape)
+    }
+
+    pub(super) fn fail_gate(&self, consumer: &Consumer, failure: Failure) {
+        self.b.mail(ToShard::CloseRing { key: consumer.key(), failure: Some(failure) });
+    }
+
     fn add_consumer(&mut self, exchange: Name, shape: Shape) -> Consumer {
         let (attachment, session) = self.attach(false);
         let (region, memory, segments) =
             ReceiveRegion::create(SEGMENTS, SEGMENT_BYTES, HugepageMode::Off).expect("memory");
-        let layout = GateLayout { segments, channels: 1 };
+        let layout = GateLayout { segments, channels: shape.channels() };
         let (endpoint, rings) = GateEndpoint::create(&layout).expect("rings");
         let key = RingKey { attachment, ring: 0 };
         let spec = GateSpec { exchange, consumer: ConsumerIndex(0), shape, segments, exclusive: 2 };
@@ -196,7 +230,7 @@ impl World {
             held: Vec::new(),
             has_ended: false,
             failure: None,
-            last: None,
+            failed: Vec::new(),
             _session: session,
         }
     }
@@ -227,6 +261,7 @@ impl World {
                     }
                     ToNode::RingReleased { .. } => *released += 1,
                     ToNode::LinkClosed { .. } => self.links_closed += 1,
+                    ToNode::NotConnected { key, producer } => self.not_connected.push((key, producer)),
                     ToNode::Drained { .. } => self.drained = true,
                     _ => {}
                 }
@@ -331,6 +366,10 @@ impl World {
         self.links_closed
     }
 
+    pub(super) fn not_connected(&self) -> &[(RingKey, ProducerIndex)] {
+        &self.not_connected
+    }
+
     pub(super) fn fault_of(&self, attachment: AttachmentId) -> Option<String> {
         self.faults.get(&attachment).cloned()
     }
@@ -345,11 +384,16 @@ fn first_socket(side: &Side) -> Option<SocketSlot> {
     side.shard.ring.sockets().first().copied()
 }
 
+/// Whichever life of producer 0 there is.
+fn any_life() -> ProducerLife {
+    ProducerLife { producer: ProducerIndex(0), incarnation: Incarnation(0) }
+}
+
 fn key_of_a() -> LinkKey {
     LinkKey { peer: "b".parse().expect("a name"), local_shard: 0, peer_shard: 1, dialled: false }
 }
 
-fn key_of_b() -> LinkKey {
+pub(super) fn key_of_b() -> LinkKey {
     LinkKey { peer: "a".parse().expect("a name"), local_shard: 1, peer_shard: 0, dialled: true }
 }
 

@@ -70,6 +70,8 @@ fn messages_look_like_this() {
         segment_bytes: 32768,
         record_bytes_max: 1 << 20,
         event_bytes_max: 1024,
+        event_window: 8,
+        spanning_bytes_max: 64 << 20,
     };
     let made = ResponseBody::Partition {
         ring: 5,
@@ -110,7 +112,7 @@ fn messages_look_like_this() {
     let responses = [
         (
             welcome,
-            r#"{"type":"welcome","version":1,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024}"#,
+            r#"{"type":"welcome","version":1,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024,"event_window":8,"spanning_bytes_max":67108864}"#,
         ),
         (ResponseBody::Task { cell: 3 }, r#"{"type":"task","cell":3}"#),
         (

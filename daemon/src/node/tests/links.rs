@@ -1,0 +1,215 @@
+//! Links that come, go and are replaced: what the catalog and those who wait for a channel make of it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use weir_flow::catalog::PEER_PARTITIONS_MAX;
+use weir_flow::exchange::{PARALLELISM_MAX, Shape, Strategy};
+use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::ids::{Incarnation, ProducerIndex};
+use weir_flow::wire::{
+    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, CatalogEntry, FrameReader, PartitionState, encode,
+};
+
+use super::*;
+use crate::link::handshake::Purpose;
+use crate::shard::mailbox::{LinkKey, RingKey};
+
+/// A peer `a` that this test plays: a control link to `node`.
+async fn peer_a(node: &TestNode) -> TcpStream {
+    let identity = Identity {
+        node: name("a"),
+        epoch: 5,
+        segment_bytes: 4096,
+        shards: 1,
+        listen_port: 1,
+        key: Arc::from([7; 32]),
+    };
+    let stream = TcpStream::connect(node.listen).await.unwrap();
+    handshake::dial(stream, &identity, Purpose::CONTROL, &name("b")).await.unwrap().0
+}
+
+/// What the peer tells of a running producer with the shape of [`producer`], or with more producers.
+fn entry(exchange: &str, producer: u32, producers: u32) -> CatalogEntry {
+    CatalogEntry {
+        exchange: name(exchange),
+        producer: ProducerIndex(producer),
+        shape: Shape {
+            producers,
+            consumers: 2,
+            strategy: Strategy::Rebalance,
+            segment_bytes: 4096,
+            checksum: false,
+        },
+        shard: 0,
+        incarnation: Incarnation(1),
+        state: PartitionState::Running,
+    }
+}
+
+async fn tell(stream: &mut TcpStream, entries: Vec<CatalogEntry>) {
+    let mut bytes = Vec::new();
+    encode(&Message::Catalog { entries }, &mut bytes);
+    stream.write_all(&bytes).await.unwrap();
+}
+
+/// Why the node ends this link.
+async fn goodbye(stream: &mut TcpStream) -> Failure {
+    let mut frames = FrameReader::new(CONTROL_BYTES_MAX);
+    let mut bytes = [0_u8; 4096];
+    let read = async {
+        loop {
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert_ne!(count, 0, "no reason before the end");
+            frames.push(&bytes[..count]);
+            while let Some(message) = frames.poll_message().unwrap() {
+                if let Message::Goodbye { failure } = message {
+                    return failure;
+                }
+            }
+        }
+    };
+    patiently("a goodbye", read).await
+}
+
+/// The next channel that a shard is to open: for which gate, over which link.
+async fn next_channel(shard: &mut TestShard) -> (RingKey, LinkKey) {
+    loop {
+        if let ToShard::ConnectProducer { key, link, .. } = shard.next().await {
+            return (key, link);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_announces_too_much_loses_its_control_link_with_the_reason() {
+    let b = TestNode::start(options("b"), 1);
+    let mut a = peer_a(&b).await;
+    let parallelism = PARALLELISM_MAX as usize;
+    let entries: Vec<CatalogEntry> = (0..=PEER_PARTITIONS_MAX)
+        .map(|at| {
+            let producer = u32::try_from(at % parallelism).unwrap();
+            entry(&format!("x{}", at / parallelism), producer, PARALLELISM_MAX)
+        })
+        .collect();
+    for chunk in entries.chunks(CATALOG_ENTRIES_MAX) {
+        tell(&mut a, chunk.to_vec()).await;
+    }
+    let failure = goodbye(&mut a).await;
+    assert_eq!(failure.code, FailureCode::Protocol);
+    assert_eq!(failure.text, "peer announces more partitions; needed: at most 65536");
+    assert!(b.subsystem("peer/a").await.is_none(), "it is linked no more");
+    // What it had announced is gone with its link.
+    let taken = CreatePartition { producers: PARALLELISM_MAX, ..producer("x0") };
+    b.client().await.partition(taken).await;
+}
+
+#[tokio::test]
+async fn what_ended_while_a_control_link_was_replaced_is_forgotten() {
+    let mut b = TestNode::start(options("b"), 1);
+    let mut first = peer_a(&b).await;
+    tell(&mut first, vec![entry("x", 0, 1)]).await;
+    let mut client = b.client().await;
+    // Answered once `x` is known. Its channel waits, for nobody listens at the peer.
+    client.gate(consumer("x")).await;
+    let (code, _) = client.refusal(RequestBody::CreatePartition(producer("x"))).await;
+    assert_eq!(code, "duplicate_producer");
+    // The partition ends; the first link breaks before the peer could say so, and the second begins without it.
+    let mut second = peer_a(&b).await;
+    tell(&mut second, vec![entry("y", 0, 1)]).await;
+    let failure = goodbye(&mut first).await;
+    assert_eq!(failure.text, "another link between the same nodes stays");
+    client.gate(consumer("y")).await;
+    client.partition(producer("x")).await;
+    // The gate had not been connected to the first one, so it takes this.
+    assert_eq!(next_channel(&mut b.shards[0]).await.1.peer, name("b"));
+}
+
+#[tokio::test]
+async fn a_gate_that_could_not_be_connected_takes_the_next_life_of_its_producer() {
+    let mut b = TestNode::start(options("b"), 1);
+    let mut a = peer_a(&b).await;
+    tell(&mut a, vec![entry("x", 0, 1)]).await;
+    let mut client = b.client().await;
+    // Its channel waits, for nobody listens at the peer.
+    client.gate(consumer("x")).await;
+    let other = CatalogEntry { state: PartitionState::Gone, ..entry("y", 0, 1) };
+    let gone = CatalogEntry { state: PartitionState::Gone, ..entry("x", 0, 1) };
+    tell(&mut a, vec![other, gone, entry("z", 0, 1)]).await;
+    client.gate(consumer("z")).await;
+    client.partition(producer("x")).await;
+    let (key, link) = next_channel(&mut b.shards[0]).await;
+    assert_eq!((key.ring, link.peer), (0, name("b")));
+}
+
+#[tokio::test]
+async fn gates_wait_for_a_data_link_that_cannot_be_dialled_and_are_connected_when_it_can() {
+    let b = TestNode::start(options("b"), 1);
+    // The control link gets through; the next three connections are cut before their handshake.
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = between.local_addr().unwrap();
+    let dials = Arc::new(AtomicU32::new(0));
+    let (seen, target) = (Arc::clone(&dials), b.listen);
+    tokio::spawn(async move {
+        while let Ok((mut one, _)) = between.accept().await {
+            if (1..=3).contains(&seen.fetch_add(1, Ordering::Relaxed)) {
+                continue;
+            }
+            let mut other = TcpStream::connect(target).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut one, &mut other).await });
+        }
+    });
+    let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", address)], ..options("a") }, 1);
+    a.until_linked("b").await;
+    let mut source = b.client().await;
+    source.partition(producer("x")).await;
+    let mut sink = a.client().await;
+    let gates =
+        [sink.gate(consumer("x")).await, sink.gate(CreateGate { consumer: 1, ..consumer("x") }).await];
+    let mut connected = Vec::new();
+    let mut links = 0;
+    while connected.len() < gates.len() {
+        match a.shards[0].next().await {
+            ToShard::AddLink { .. } => links += 1,
+            ToShard::ConnectProducer { key, .. } => connected.push(key.ring),
+            _ => {}
+        }
+    }
+    assert_eq!((connected, links), (gates.to_vec(), 1));
+    assert_eq!(dials.load(Ordering::Relaxed), 5, "one control link, three cut off, one data link");
+    assert!(a.shards[0].is_quiet(&a.handle).await);
+}
+
+#[tokio::test]
+async fn a_channel_whose_link_broke_before_it_was_opened_is_opened_over_another() {
+    let b = TestNode::start(options("b"), 1);
+    let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
+    a.until_linked("b").await;
+    let mut source = b.client().await;
+    source.partition(producer("x")).await;
+    let mut sink = a.client().await;
+    sink.gate(consumer("x")).await;
+    let (key, link) = next_channel(&mut a.shards[0]).await;
+    let closed = || ToNode::LinkClosed { key: link.clone(), reason: "reset".to_owned() };
+    let not_connected = || ToNode::NotConnected { key, producer: ProducerIndex(0) };
+    // The shard says both, in the one order or the other.
+    for messages in [[closed(), not_connected()], [not_connected(), closed()]] {
+        for message in messages {
+            a.to_node.send(message).unwrap();
+        }
+        let again = async {
+            while !matches!(a.shards[0].next().await, ToShard::AddLink { .. }) {}
+            next_channel(&mut a.shards[0]).await
+        };
+        assert_eq!(again.await, (key, link.clone()));
+    }
+    // Said of a gate that has left its place, it must not touch the one that has it now.
+    sink.ask(RequestBody::CloseGate { ring: key.ring }).await;
+    let next = sink.gate(consumer("x")).await;
+    assert_eq!(next_channel(&mut a.shards[0]).await.0.ring, next);
+    a.to_node.send(not_connected()).unwrap();
+    a.status().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(a.shards[0].is_quiet(&a.handle).await, "the new gate was connected twice");
+}
