@@ -35,11 +35,13 @@ pub(crate) struct DaemonOptions<'a> {
     pub(crate) extra: &'a [&'a str],
     /// Words before the program, such as `ip netns exec NAME`.
     pub(crate) prefix: &'a [&'a str],
+    /// The program: the one under test, or a copy of it where another user may run it.
+    pub(crate) program: &'a str,
 }
 
 impl<'a> DaemonOptions<'a> {
     pub(crate) fn new(name: &'a str, listen: &'a str) -> Self {
-        Self { name, listen, peers: &[], extra: &[], prefix: &[] }
+        Self { name, listen, peers: &[], extra: &[], prefix: &[], program: WEIR }
     }
 }
 
@@ -52,7 +54,7 @@ impl Daemon {
         if !config.exists() {
             File::create(&config).expect("a configuration file");
         }
-        let mut command = prefixed(options.prefix, WEIR);
+        let mut command = prefixed(options.prefix, options.program);
         command.arg("daemon").arg("--config").arg(config).args([
             "--node",
             options.name,
