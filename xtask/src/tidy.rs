@@ -33,6 +33,7 @@ pub(crate) fn run() -> Outcome {
             check_edges(&root, &name, &text, &mut findings);
         }
     }
+    check_named_tests(&root, &mut findings);
     if findings.is_empty() {
         println!("tidy: clean");
         return Ok(());
@@ -104,6 +105,24 @@ fn check_edges(root: &Path, name: &str, manifest: &str, findings: &mut Vec<Strin
         let edge = format!("`{from}` → `{to}`");
         if section == "[dependencies]" && !architecture.contains(&edge) {
             findings.push(format!("{name}: dependency {edge} has no line in docs/architecture.md"));
+        }
+    }
+}
+
+/// Each test that docs/testing.md names, as `` `file`: `name` ``, must be there.
+fn check_named_tests(root: &Path, findings: &mut Vec<String>) {
+    let page = fs::read_to_string(root.join("docs/testing.md")).unwrap_or_default();
+    for (number, line) in (1..).zip(page.lines()) {
+        let Some((file, rest)) = line.split_once(".rs`: `") else { continue };
+        let file = file.rsplit('`').next().unwrap_or_default();
+        let test = rest.split('`').next().unwrap_or_default();
+        let mut places = ["daemon/flow/tests", "daemon/src"]
+            .iter()
+            .map(|place| root.join(place).join(format!("{file}.rs")));
+        let is_there = places
+            .any(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("fn {test}("))));
+        if !is_there {
+            findings.push(format!("docs/testing.md:{number}: there is no test {test} in {file}.rs"));
         }
     }
 }
