@@ -3,17 +3,22 @@
 
 mod common;
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
 use common::{
     Daemon, DaemonOptions, Guarded, Pair, WEIR, channels, eventually, feed, free_address, lines, memory_used,
-    recv, send, weir,
+    recv, send, signal, weir,
 };
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// Runs a command as a user who owns nothing.
 const UNPRIVILEGED: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+/// Records of which a consumer that stands still gets a part only, and a producer's pool holds the rest.
+const QUEUED_RECORDS: usize = 40_000;
 
 /// Asserts exit code, and that the last line of standard error holds each of `words`.
 fn assert_refused(output: &Output, code: i32, words: &[&str]) {
@@ -63,7 +68,7 @@ fn both_ends_must_state_the_same_parallelism() {
     let pair = Pair::start();
     let _producer = attached_producer(&pair.a, "x", &["--strategy", "rebalance", "--consumers", "2"]);
     let output = recv(&pair.b, "x", "0/3").output();
-    assert_refused(&output, 1, &["x", "consumers", "2", "3"]);
+    assert_refused(&output, 1, &["consumer 0 of exchange x", "consumers is 3, needed: 2"]);
 }
 
 #[test]
@@ -75,7 +80,7 @@ fn producers_of_an_exchange_must_state_the_same_strategy() {
         let arguments = ["--producer", "1/2", "--strategy", "hash", "--key-field", "1", "--consumers", "2"];
         let output = send_output(&pair.b, "x", &arguments, b"");
         (output.status.code() == Some(1))
-            .then(|| assert_refused(&output, 1, &["x", "strategy", "rebalance", "hash"]))
+            .then(|| assert_refused(&output, 1, &["exchange x", "strategy is hash, needed: rebalance"]))
     });
 }
 
@@ -115,12 +120,15 @@ fn a_second_producer_with_the_same_index_is_refused_on_either_node_and_the_first
     let pair = Pair::start();
     let arguments = ["--strategy", "forward", "--consumers", "1"];
     let mut first = attached_producer(&pair.a, "x", &arguments);
-    assert_refused(&send_output(&pair.a, "x", &arguments, b"no\n"), 1, &["x", "producer 0", "node a"]);
+    let holder = format!("process {}", first.child.id());
+    let words = ["duplicate_producer", "producer 0 of exchange x", &holder, "node a"];
+    assert_refused(&send_output(&pair.a, "x", &arguments, b"no\n"), 1, &words);
     let receiver = recv(&pair.b, "x", "0/1");
     eventually("the consumer has found the first", || {
         (!channels(&pair.b, "x", "receive").is_empty()).then_some(())
     });
-    assert_refused(&send_output(&pair.b, "x", &arguments, b"no\n"), 1, &["x", "producer 0", "node a"]);
+    let words = ["duplicate_producer", "producer 0 of exchange x", "node a"];
+    assert_refused(&send_output(&pair.b, "x", &arguments, b"no\n"), 1, &words);
     feed(&mut first, b"yes\n".to_vec()).join().expect("the feeder");
     assert!(first.output().status.success());
     assert_eq!(receiver.output().stdout, b"yes\n");
@@ -134,8 +142,15 @@ fn a_second_consumer_with_the_same_index_is_refused_on_either_node_and_the_first
     eventually("the first is connected", || {
         channels(&pair.a, "x", "send").iter().any(|row| row["peer"] == "b").then_some(())
     });
-    for daemon in [&pair.b, &pair.a] {
-        assert_refused(&recv(daemon, "x", "0/1").output(), 1, &["consumer"]);
+    // Node b knows its holder; for one on node a the producer's node finds it out.
+    let holder = format!("process {}", first.child.id());
+    for (daemon, words) in [
+        (&pair.b, ["duplicate_consumer", "consumer 0 of exchange x", &holder, "node b"]),
+        (&pair.a, ["duplicate consumer", "consumer 0 of x", "attached already", "node b"]),
+    ] {
+        let output = recv(daemon, "x", "0/1").output();
+        assert_refused(&output, 1, &words);
+        assert!(output.stdout.is_empty(), "no record came to the one that was refused");
     }
     feed(&mut producer, b"yes\n".to_vec()).join().expect("the feeder");
     assert!(producer.output().status.success());
@@ -155,7 +170,7 @@ fn a_killed_producer_gives_its_memory_back_and_its_consumer_gets_the_reason() {
             .then_some(())
     });
     sender.child.kill().expect("it can be killed");
-    assert_refused(&receiver.output(), 1, &["producer gone"]);
+    assert_refused(&receiver.output(), 1, &["producer gone", "has ended"]);
     for daemon in [&pair.a, &pair.b] {
         eventually("its memory is back", || (memory_used(daemon) == 0).then_some(()));
     }
@@ -174,7 +189,7 @@ fn a_killed_consumer_gives_its_memory_back_and_its_producer_gets_the_reason() {
             .then_some(())
     });
     receiver.child.kill().expect("it can be killed");
-    assert_refused(&sender.output(), 1, &["consumer gone"]);
+    assert_refused(&sender.output(), 1, &["consumer gone", "node b", "has ended"]);
     for daemon in [&pair.a, &pair.b] {
         eventually("its memory is back", || (memory_used(daemon) == 0).then_some(()));
     }
@@ -193,9 +208,8 @@ fn a_killed_daemon_ends_channels_on_the_other_node_with_the_reason() {
             .then_some(())
     });
     pair.a.kill();
-    assert_refused(&receiver.output(), 1, &["link lost"]);
-    let output = sender.output();
-    assert_ne!(output.status.code(), Some(0), "its own daemon is gone");
+    assert_refused(&receiver.output(), 1, &["link lost", "node a"]);
+    assert_refused(&sender.output(), 4, &["daemon", "ended"]);
     eventually("memory is back", || (memory_used(&pair.b) == 0).then_some(()));
 }
 
@@ -285,8 +299,10 @@ fn a_run_dir_that_cannot_be_written_is_named() {
 fn a_non_loopback_listener_without_a_key_is_refused() {
     let directory = TempDir::new().expect("a directory");
     let mut daemon = Daemon::spawn(directory.path(), &DaemonOptions::new("a", "0.0.0.0:0"));
-    assert!(matches!(daemon.exit_code(), Some(1 | 78)));
-    assert!(daemon.printed().contains("key"), "{}", daemon.printed());
+    assert_eq!(daemon.exit_code(), Some(78), "before anything listens");
+    for word in ["0.0.0.0:0", "key_file"] {
+        assert!(daemon.printed().contains(word), "{word} in {}", daemon.printed());
+    }
 }
 
 #[test]
@@ -313,9 +329,9 @@ fn a_peer_with_another_key_is_refused_and_both_say_so() {
         },
     );
     eventually("node b says that the keys differ", || {
-        b.ask("status").to_string().contains("key").then_some(())
+        b.ask("status").to_string().contains("cluster key differs").then_some(())
     });
-    eventually("node a logs it", || a.printed().contains("key").then_some(()));
+    eventually("node a logs it", || a.printed().contains("cluster key differs").then_some(()));
 }
 
 #[test]
@@ -323,7 +339,16 @@ fn a_pool_over_the_budget_is_refused_with_needed_available_total_key_and_holders
     let pair = Pair::start_with(&["--memory", "8388608"]);
     let _holder = attached_producer(&pair.a, "holder", &["--strategy", "rebalance", "--consumers", "64"]);
     let output = send_output(&pair.a, "late", &["--strategy", "rebalance", "--consumers", "64"], b"");
-    assert_refused(&output, 1, &["memory.total", "8388608", "holder"]);
+    let used = memory_used(&pair.a);
+    let available = 8_388_608 - used;
+    let (available_text, holder) =
+        (format!("{available} of 8388608 bytes are available"), format!("exchange holder ({used} bytes)"));
+    assert_refused(&output, 1, &["memory.total", &available_text, &holder]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let needed = text.split("needed: ").nth(1).and_then(|rest| rest.split(';').next());
+    let needed: u64 = needed.and_then(|number| number.parse().ok()).expect("the number needed");
+    assert!(needed > available, "{text}");
+    assert_eq!(memory_used(&pair.a), used, "the one that was refused holds nothing");
 }
 
 #[test]
@@ -341,14 +366,40 @@ fn a_misspelt_key_exits_78_with_file_line_and_the_nearest_key() {
 
 #[test]
 fn sigterm_sends_what_is_queued_and_exits_0() {
-    let mut pair = Pair::start();
+    let mut pair = Pair::start_on_ordinary_pages();
     let receiver = recv(&pair.b, "x", "0/1");
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    feed(&mut sender, b"a\nb\n".to_vec()).join().expect("the feeder");
-    assert!(sender.output().status.success());
-    assert_eq!(receiver.output().stdout, b"a\nb\n");
-    assert_eq!(pair.a.terminate(), Some(0));
-    assert!(!pair.a.run_dir.join("attach.sock").exists(), "its sockets are gone");
+    sender.child.stdin.as_mut().expect("an input").write_all(b"first\n").expect("written");
+    eventually("the first record has arrived", || {
+        channels(&pair.b, "x", "receive")
+            .iter()
+            .any(|row| row["bytes_total"].as_u64() > Some(0))
+            .then_some(())
+    });
+    signal(receiver.child.id(), Signal::STOP);
+    let rest = "a record\n".repeat(QUEUED_RECORDS);
+    let feeder = feed(&mut sender, rest.clone().into_bytes());
+    // A length of four bytes in place of the newline.
+    let framed = (rest.len() + 3 * QUEUED_RECORDS + "first\n".len() + 3) as u64;
+    eventually("node a has all of it, and cannot send all of it", || {
+        let row = channels(&pair.a, "x", "send").remove(0);
+        let (sent, queued) = (row["bytes_total"].as_u64()?, row["queued_bytes"].as_u64()?);
+        (queued > 0 && sent + queued == framed).then_some(())
+    });
+    signal(pair.a.pid(), Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(pair.a.is_running(), "it does not end before everything is sent");
+    signal(receiver.child.id(), Signal::CONT);
+    let received = receiver.output();
+    assert!(received.status.success(), "{}", String::from_utf8_lossy(&received.stderr));
+    assert!(received.stdout == format!("first\n{rest}").as_bytes(), "all that was queued, and no more");
+    let sent = sender.output();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    feeder.join().expect("the feeder");
+    assert_eq!(pair.a.exit_code(), Some(0));
+    for socket in ["attach.sock", "control.sock"] {
+        assert!(!pair.a.run_dir.join(socket).exists(), "its sockets are gone");
+    }
     assert_eq!(pair.b.terminate(), Some(0));
 }
 
@@ -370,5 +421,6 @@ fn closing_the_reader_of_recv_ends_it_quietly_and_tells_the_producer() {
     drop(reader);
     assert_refused(&sender.output(), 1, &["consumer gone"]);
     let output = receiver.output();
+    assert!(output.status.success(), "{:?}", output.status);
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }

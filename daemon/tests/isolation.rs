@@ -2,17 +2,27 @@
 
 mod common;
 
-use common::{Pair, channels, eventually, feed, lines, memory_used, recv, send, signal, sorted};
+use common::{Daemon, Pair, channels, eventually, feed, lines, memory_used, recv, send, signal, sorted};
 use rustix::process::Signal;
 use serde_json::Value;
+use weir_flow::limits::Limits;
+use weir_flow::pool::sizing::GateBuffers;
 
 fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"))
 }
 
+/// Memory that a daemon's process has in use, whatever for.
+fn resident_bytes(daemon: &Daemon) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its resident size");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
 #[test]
 fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
-    let pair = Pair::start();
+    // One shard each, so that there is one link for all.
+    let pair = Pair::start_with(&["--shards", "1"]);
     let stopped = recv(&pair.b, "stuck", "0/1");
     let mut stuck = send(&pair.a, "stuck", &["--strategy", "forward", "--consumers", "1"]);
     let stuck_input = lines(16 << 20);
@@ -53,7 +63,7 @@ fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
 
 #[test]
 fn memory_does_not_grow_while_a_consumer_is_stopped() {
-    let pair = Pair::start();
+    let pair = Pair::start_on_ordinary_pages();
     let stopped = recv(&pair.b, "held", "0/1");
     let mut sender = send(&pair.a, "held", &["--strategy", "forward", "--consumers", "1"]);
     let _feeder = feed(&mut sender, lines(64 << 20));
@@ -69,7 +79,15 @@ fn memory_does_not_grow_while_a_consumer_is_stopped() {
     });
     let used = [memory_used(&pair.a), memory_used(&pair.b)];
     let held = number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held");
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let limits = Limits::default();
+    let segments = GateBuffers::of(1, limits.exclusive, limits.floating).total;
+    assert_eq!(held, u64::from(segments), "its whole pool, not a segment more or less");
+    let resident = [resident_bytes(&pair.a), resident_bytes(&pair.b)];
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    for (daemon, before) in [&pair.a, &pair.b].into_iter().zip(resident) {
+        let now = resident_bytes(daemon);
+        assert!(now < before + (8 << 20), "processes do not grow: {before}, then {now} bytes");
+    }
     assert_eq!([memory_used(&pair.a), memory_used(&pair.b)], used, "regions are what they were");
     let row = channels(&pair.a, "held", "send").remove(0);
     assert_eq!(
@@ -82,18 +100,32 @@ fn memory_does_not_grow_while_a_consumer_is_stopped() {
 
 #[test]
 fn a_stopped_consumer_of_a_hash_exchange_holds_its_producer_and_nobody_else() {
-    let pair = Pair::start();
+    // One shard each, so that all four channels share one link.
+    let pair = Pair::start_with(&["--shards", "1"]);
     let mut receivers: Vec<_> = (0..4).map(|j| recv(&pair.b, "keys", &format!("{j}/4"))).collect();
-    signal(receivers[3].child.id(), Signal::STOP);
     let mut sender = send(&pair.a, "keys", &["--strategy", "hash", "--key-field", "1", "--consumers", "4"]);
+    // One that is stopped earlier would be a consumer that is not there.
+    eventually("all are connected", || {
+        let rows = channels(&pair.a, "keys", "send");
+        (rows.len() == 4 && rows.iter().all(|row| row["peer"] == "b" && number(row, "credit") > 0))
+            .then_some(())
+    });
+    signal(receivers[3].child.id(), Signal::STOP);
     let input = lines(24 << 20);
     let feeder = feed(&mut sender, input.clone());
-    eventually("the stopped one's channel is the only one that waits for credit", || {
+    let only_it_waits = || {
         let rows = channels(&pair.a, "keys", "send");
         let waits = |row: &&Value| number(row, "credit") == 0 && number(row, "backlog") > 0;
         let waiting: Vec<u64> = rows.iter().filter(waits).map(|row| number(row, "consumer")).collect();
         let idle = rows.iter().filter(|row| number(row, "queued_bytes") == 0).count();
-        (waiting == [3] && idle == 3).then_some(())
+        let sent: u64 = rows.iter().map(|row| number(row, "bytes_total")).sum();
+        (waiting == [3] && idle == 3).then_some(sent)
+    };
+    eventually("the stopped one's channel is the only one that waits for credit, and it stays so", || {
+        let before = only_it_waits()?;
+        // Longer than the buffer timeout: all that was emitted is with the daemon.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        only_it_waits().filter(|sent| *sent == before)
     });
     signal(receivers[3].child.id(), Signal::CONT);
     let outputs: Vec<Vec<u8>> = receivers.drain(..).map(|receiver| receiver.output().stdout).collect();

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Pair, channels, eventually, feed, lines, memory_used, recv, send, sorted};
+use std::time::Instant;
+
+use common::{PATIENCE, Pair, channels, eventually, feed, lines, memory_used, recv, send, sorted};
 
 /// Long enough that pools, credit and sockets all fill and empty many times.
 const INPUT_BYTES: usize = 24 << 20;
@@ -106,9 +108,10 @@ fn both_ends_may_be_on_one_node() {
     let receiver = recv(&pair.a, "local", "0/1");
     let mut sender = send(&pair.a, "local", &["--strategy", "forward", "--consumers", "1"]);
     let input = lines(1 << 20);
-    feed(&mut sender, input.clone()).join().expect("the feeder");
+    let feeder = feed(&mut sender, input.clone());
     assert!(receiver.output().stdout == input);
     assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
 }
 
 #[test]
@@ -147,9 +150,11 @@ fn empty_input_ends_the_consumer_at_once() {
     let receiver = recv(&pair.b, "empty", "0/1");
     let mut sender = send(&pair.a, "empty", &["--strategy", "forward", "--consumers", "1"]);
     feed(&mut sender, Vec::new()).join().expect("the feeder");
+    let began = Instant::now();
     let output = receiver.output();
     assert!(output.status.success() && output.stdout.is_empty());
     assert!(sender.output().status.success());
+    assert!(began.elapsed() < PATIENCE / 6, "at once, not after {:?}", began.elapsed());
 }
 
 #[test]
@@ -169,9 +174,10 @@ fn length_prefixed_records_may_hold_any_byte_and_be_longer_than_a_segment() {
     );
     let mut sender =
         send(&pair.a, "binary", &["--consumers", "1", "--strategy", "forward", "--framing", "u32"]);
-    feed(&mut sender, input.clone()).join().expect("the feeder");
+    let feeder = feed(&mut sender, input.clone());
     let output = receiver.output();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stdout == input);
     assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
 }

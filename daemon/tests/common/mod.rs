@@ -153,7 +153,19 @@ impl Pair {
     }
 
     pub(crate) fn start_with(extra: &[&str]) -> Self {
+        Self::start_both(extra, "")
+    }
+
+    /// With regions of ordinary pages, which have just the segments that were asked for.
+    pub(crate) fn start_on_ordinary_pages() -> Self {
+        Self::start_both(&[], "[memory]\nhugepages = \"off\"\n")
+    }
+
+    fn start_both(extra: &[&str], config: &str) -> Self {
         let directory = TempDir::new().expect("a directory");
+        for name in ["a.toml", "b.toml"] {
+            std::fs::write(directory.path().join(name), config).expect("a configuration file");
+        }
         let (first, second) = (free_address(), free_address());
         let a = Daemon::start(
             directory.path(),
