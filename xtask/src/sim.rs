@@ -21,8 +21,8 @@ pub(crate) struct Arguments {
 
 /// Builds the simulator with optimisation and runs it.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    process::cargo(&["build", "--quiet", "--release", "--package", "weir-sim"])?;
-    let mut command = process::command(process::release_directory().join("weir-sim"));
+    process::cargo(&["build", "--quiet", "--profile", "sim", "--package", "weir-sim"])?;
+    let mut command = process::command(process::release_directory().with_file_name("sim").join("weir-sim"));
     command.args(["--seed", &arguments.seed.to_string()]);
     if let Some(seeds) = arguments.seeds {
         command.args(["--seeds", &format!("{}..{}", arguments.seed, arguments.seed.saturating_add(seeds))]);

@@ -177,7 +177,8 @@ fn read_lines(mut output: ChildStdout, counter: &Counter) -> Tally {
 
 fn weir(cluster: &Cluster, node: &Node, arguments: &[&str]) -> Command {
     let mut command = Command::new(cluster.program());
-    command.args(arguments).arg("--run-dir").arg(&node.run_dir);
+    // The demo shows what moves; a progress line of each process would write over it.
+    command.args(arguments).args(["--quiet", "--run-dir"]).arg(&node.run_dir);
     command
 }
 

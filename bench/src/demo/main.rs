@@ -225,7 +225,7 @@ fn memory_summary(node: String, status: &Value) -> MemorySummary {
 
 fn degraded_lines(node: &str, status: &Value) -> Vec<String> {
     let subsystems = status.get("subsystems").and_then(Value::as_array).cloned().unwrap_or_default();
-    let degraded = subsystems.iter().filter(|subsystem| text(subsystem, "state") == "DEGRADED");
+    let degraded = subsystems.iter().filter(|subsystem| text(subsystem, "state") == "degraded");
     degraded
         .map(|subsystem| {
             let (name, reason, fix) =
@@ -254,7 +254,7 @@ fn print(summary: &Summary, json: bool) -> Result<(), String> {
     let (alone, beside) =
         (summary.words_records_per_second_alone, summary.words_records_per_second_beside_stopped);
     println!(
-        "words  {alone:.0} records/s alone, {beside:.0} records/s beside the stopped consumer of keys ({:.0} %)",
+        "words  {alone:.0} records/s alone, {beside:.0} beside the stopped consumer of keys ({:.0} %); its slow consumer sets the pace",
         100.0 * beside / alone
     );
     for memory in &summary.memory {
