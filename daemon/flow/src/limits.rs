@@ -46,6 +46,9 @@ pub struct Limits {
     pub ping_interval_ns: u64,
     /// A link that heard nothing for this long is lost, in nanoseconds; more than [`Self::ping_interval_ns`].
     pub peer_timeout_ns: u64,
+    /// How long after it was last heard a link without a socket waits for another one, in nanoseconds; 0: not at all.
+    /// Else more than [`Self::peer_timeout_ns`], so that a silent link has a chance.
+    pub link_grace_ns: u64,
 }
 
 impl Default for Limits {
@@ -67,6 +70,7 @@ impl Default for Limits {
             limit_delay_ns: 500_000,
             ping_interval_ns: 1_000_000_000,
             peer_timeout_ns: 5_000_000_000,
+            link_grace_ns: 10_000_000_000,
         }
     }
 }
@@ -111,7 +115,7 @@ impl Limits {
     /// [`LimitsError`] names the first that does not.
     pub fn validated(self) -> Result<Self, LimitsError> {
         let batch_needed = u64::from(self.segment_bytes) + 4096;
-        let rules: [(&'static str, u64, bool, &'static str); 13] = [
+        let rules: [(&'static str, u64, bool, &'static str); 14] = [
             (
                 "segment_bytes",
                 self.segment_bytes.into(),
@@ -158,6 +162,12 @@ impl Limits {
                 self.peer_timeout_ns > self.ping_interval_ns,
                 "more than ping_interval_ns",
             ),
+            (
+                "link_grace_ns",
+                self.link_grace_ns,
+                self.link_grace_ns == 0 || self.link_grace_ns > self.peer_timeout_ns,
+                "0, or more than peer_timeout_ns",
+            ),
         ];
         match rules.into_iter().find(|(_, _, holds, _)| !holds) {
             Some((field, found, _, needed)) => Err(LimitsError { field, found, needed }),
@@ -201,5 +211,7 @@ mod tests {
         assert_eq!(refused(|l| l.batch_slices_max = 0), Some("batch_slices_max"));
         assert_eq!(refused(|l| l.batch_bytes_max = 32 << 10), Some("batch_bytes_max"));
         assert_eq!(refused(|l| l.peer_timeout_ns = l.ping_interval_ns), Some("peer_timeout_ns"));
+        assert_eq!(refused(|l| l.link_grace_ns = l.peer_timeout_ns), Some("link_grace_ns"));
+        assert_eq!(refused(|l| l.link_grace_ns = 0), None);
     }
 }

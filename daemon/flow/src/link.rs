@@ -1,4 +1,4 @@
-//! One data link: what arrives on it, what waits to be sent on it, and which channels it carries.
+//! One data link, over all its sockets: what arrives on it, what waits to be sent on it, and which channels it carries.
 //!
 //! A link carries channels in both directions. Each direction has its own space of channel indices, assigned by the
 //! consumer's end: `receiving` holds those that this end assigned, `sending` those that the peer assigned. The type of
@@ -8,6 +8,7 @@
 //! is put back and planned anew, so that control and priority events wait for at most one frame and one operation.
 
 use alloc::collections::VecDeque;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::failure::Failure;
@@ -17,11 +18,13 @@ use crate::shard::LinkSpec;
 use crate::state::{IndexEvent, IndexState, LinkState};
 use crate::wire::Message;
 
+pub(crate) mod control_log;
 pub(crate) mod parser;
 pub(crate) mod plan;
 
+use control_log::ControlLog;
 use parser::Parser;
-use plan::{Batch, Frame};
+use plan::Batch;
 
 /// Most channels in each direction of one link.
 pub const LINK_CHANNELS_MAX: u32 = 1 << 16;
@@ -43,6 +46,17 @@ pub(crate) struct ReceiveKey {
     pub(crate) channel: u32,
 }
 
+/// What is behind an index that the peer assigned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Serving {
+    /// A subpartition sends on it.
+    Live(SendKey),
+    /// It failed when its end of data had been planned. The consumer's end may have everything by now and use the index
+    /// for another channel, so that it is not told before it says that it has not: by a Cancel or a Resume. An EndAck
+    /// says that it has.
+    Failed(SendKey, Failure),
+}
+
 /// An index that this end assigned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveIndex {
@@ -58,6 +72,8 @@ pub(crate) struct LinkCounts {
     pub(crate) skipped_frames: u64,
     pub(crate) skipped_bytes: u64,
     pub(crate) short_writes: u64,
+    pub(crate) resumes: u64,
+    pub(crate) resent_bytes: u64,
     pub(crate) round_trip_min_ns: Option<u64>,
 }
 
@@ -68,12 +84,19 @@ pub(crate) struct Link {
     pub(crate) parser: Parser,
     pub(crate) receiving: Vec<ReceiveIndex>,
     free_indices: Vec<u32>,
-    pub(crate) sending: Vec<Option<SendKey>>,
+    pub(crate) sending: Vec<Option<Serving>>,
     /// Messages that happen once, in order.
     pub(crate) control: VecDeque<Message>,
-    /// ChannelFailed for channels that failed while their end of data was in a batch. It is told only if the socket
-    /// did not take the end: after EndOfData the peer may use the index for another channel.
-    pub(crate) withheld: Vec<(SendKey, Message)>,
+    /// Those that were sent.
+    pub(crate) control_log: ControlLog,
+    /// This socket replaces another, and the peer was not told yet what is here.
+    pub(crate) is_resume_due: bool,
+    /// Channels whose sender is still to be told where to go on.
+    pub(crate) resumes: VecDeque<ReceiveKey>,
+    /// Why the socket was lost, while there is none.
+    pub(crate) lost: String,
+    /// Why the socket was lost, while a send on it has not ended.
+    pub(crate) pending_loss: Option<String>,
     /// Tokens of a Ping and a Pong that are due.
     pub(crate) ping: Option<u64>,
     pub(crate) pong: Option<u64>,
@@ -85,7 +108,10 @@ pub(crate) struct Link {
     pub(crate) batch: Batch,
     /// In the shard's list of links to be looked at.
     pub(crate) is_listed: bool,
+    /// When bytes last came, or the socket.
     pub(crate) last_received: Time,
+    /// When bytes last came, over whichever socket: a socket alone is no sign of life.
+    pub(crate) last_heard: Time,
     pub(crate) last_ping: Time,
     pub(crate) is_timed_out: bool,
     /// Why the peer is stopping, if it said so.
@@ -103,7 +129,11 @@ impl Link {
             free_indices: Vec::new(),
             sending: Vec::new(),
             control: VecDeque::new(),
-            withheld: Vec::new(),
+            control_log: ControlLog::default(),
+            is_resume_due: false,
+            resumes: VecDeque::new(),
+            lost: String::new(),
+            pending_loss: None,
             ping: None,
             pong: None,
             limits: VecDeque::new(),
@@ -112,6 +142,7 @@ impl Link {
             batch: Batch::new(batch_bytes_min, now),
             is_listed: false,
             last_received: now,
+            last_heard: now,
             last_ping: now,
             is_timed_out: false,
             goodbye: None,
@@ -123,29 +154,58 @@ impl Link {
         self.state != LinkState::Closed
     }
 
-    /// The channel failed: the peer is told, unless the end of data is its last word.
-    pub(crate) fn tell_failed(&mut self, key: SendKey, message: Message, is_ending: bool) {
-        if !is_ending {
-            self.control.push_back(message);
-        } else if self.batch.frames.iter().any(|planned| planned.frame == Frame::End { key }) {
-            self.withheld.push((key, message));
+    /// Whether a socket stands for it.
+    pub(crate) const fn has_socket(&self) -> bool {
+        !matches!(self.state, LinkState::Suspended | LinkState::Closed)
+    }
+
+    /// A channel failed: the peer is told, at once unless it may have the end of data.
+    pub(crate) fn tell_failed(
+        &mut self,
+        index: ChannelIndex,
+        key: SendKey,
+        failure: Failure,
+        is_ending: bool,
+    ) {
+        if is_ending {
+            self.set_serving(index, Some(Serving::Failed(key, failure)));
+        } else {
+            self.set_serving(index, None);
+            self.control.push_back(Message::ChannelFailed { channel: index, failure });
         }
     }
 
-    /// The failure that waited for what becomes of the channel's end of data.
-    pub(crate) fn take_withheld(&mut self, key: SendKey) -> Option<Message> {
-        let position = self.withheld.iter().position(|(of, _)| *of == key)?;
-        Some(self.withheld.swap_remove(position).1)
+    /// The consumer's end has not seen the end of data of a channel that failed: it is told of the failure.
+    pub(crate) fn answer_failed(&mut self, index: ChannelIndex) {
+        if let Some(Serving::Failed(_, failure)) = self.serving(index) {
+            let failure = failure.clone();
+            self.set_serving(index, None);
+            self.control.push_back(Message::ChannelFailed { channel: index, failure });
+        }
+    }
+
+    /// The end of data of a channel that failed did not leave: nobody has seen it.
+    pub(crate) fn answer_unsent_end(&mut self, key: SendKey) {
+        let of_key =
+            |serving: &Option<Serving>| matches!(serving, Some(Serving::Failed(of, _)) if *of == key);
+        if let Some(index) = self.sending.iter().position(of_key) {
+            self.answer_failed(ChannelIndex(index as u32));
+        }
     }
 
     /// Whether there is anything to plan.
     pub(crate) fn has_work(&self) -> bool {
-        !self.batch.is_in_flight
-            && self.is_open()
-            && (self.batch.has_begun()
-                || !self.control.is_empty()
+        if self.batch.is_in_flight || !self.has_socket() {
+            return false;
+        }
+        if self.is_resume_due || self.batch.has_begun() {
+            return true;
+        }
+        self.state != LinkState::Resuming
+            && ((!self.control.is_empty() && self.control_log.has_room())
                 || self.ping.is_some()
                 || self.pong.is_some()
+                || !self.resumes.is_empty()
                 || !self.limits.is_empty()
                 || !self.priority.is_empty()
                 || !self.round.is_empty())
@@ -189,17 +249,33 @@ impl Link {
 
     /// The subpartition that serves the channel with this index of the peer.
     pub(crate) fn sender(&self, index: ChannelIndex) -> Option<SendKey> {
-        self.sending.get(index.0 as usize).copied().flatten()
+        match self.serving(index) {
+            Some(Serving::Live(key)) => Some(*key),
+            Some(Serving::Failed(..)) | None => None,
+        }
     }
 
-    pub(crate) fn set_sender(&mut self, index: ChannelIndex, key: Option<SendKey>) {
+    /// What is behind an index of the peer.
+    pub(crate) fn serving(&self, index: ChannelIndex) -> Option<&Serving> {
+        self.sending.get(index.0 as usize)?.as_ref()
+    }
+
+    pub(crate) fn set_serving(&mut self, index: ChannelIndex, serving: Option<Serving>) {
         let needed = index.0 as usize + 1;
-        if self.sending.len() < needed && key.is_some() {
+        if self.sending.len() < needed && serving.is_some() {
             self.sending.resize(needed, None);
         }
         if let Some(entry) = self.sending.get_mut(index.0 as usize) {
-            *entry = key;
+            *entry = serving;
         }
+    }
+
+    /// Subpartitions that send over this link.
+    pub(crate) fn senders(&self) -> impl Iterator<Item = SendKey> {
+        self.sending.iter().filter_map(|serving| match serving {
+            Some(Serving::Live(key)) => Some(*key),
+            Some(Serving::Failed(..)) | None => None,
+        })
     }
 
     pub(crate) fn free_indices(&self) -> usize {

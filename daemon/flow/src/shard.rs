@@ -45,6 +45,7 @@ mod opening;
 mod producers;
 mod receive;
 mod report;
+mod resuming;
 mod sent;
 pub(crate) mod table;
 mod timers;

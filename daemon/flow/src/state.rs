@@ -161,7 +161,7 @@ machine! {
         Free = "free",
         /// Belongs to a channel of a gate.
         Live = "live",
-        /// The channel was given up here; frames for it are skipped until the peer confirms.
+        /// The channel was given up here; frames for it are skipped until the peer confirms with ChannelFailed.
         Cancelled = "cancelled",
     }
     events {
@@ -179,20 +179,23 @@ machine! {
         Live, EndArrived => Free;
         Live, Cancelled => Cancelled;
         Live, FailedArrived => Free;
-        Cancelled, EndArrived => Free;
         Cancelled, FailedArrived => Free;
     }
 }
 
 machine! {
-    /// A data link, from its handshake to its end.
+    /// A data link, from its first handshake to its end, over all its sockets.
     LinkState, LinkEvent, "link";
     states {
         /// Channels may be opened over it.
         Established = "established",
         /// One end is stopping: channels go on, none is opened.
         Draining = "draining",
-        /// The socket is gone.
+        /// Its socket is gone; another may come within the grace.
+        Suspended = "suspended",
+        /// Another socket is there; the peer has not yet said what it has.
+        Resuming = "resuming",
+        /// It is over.
         Closed = "closed",
     }
     events {
@@ -201,6 +204,12 @@ machine! {
         /// The peer is stopping.
         GoodbyeArrived = "Goodbye",
         /// The socket is gone.
+        SocketLost = "the loss of its socket",
+        /// Another socket stands for it.
+        SocketReplaced = "another socket",
+        /// The peer said what it has.
+        PeerResumed = "LinkResume",
+        /// It is given up.
         Closed = "a close",
     }
     rows {
@@ -208,8 +217,14 @@ machine! {
         Established, GoodbyeArrived => Draining;
         Draining, GoodbyeQueued => Draining;
         Draining, GoodbyeArrived => Draining;
+        Established, SocketLost => Suspended;
+        Resuming, SocketLost => Suspended;
+        Suspended, SocketReplaced => Resuming;
+        Resuming, PeerResumed => Established;
         Established, Closed => Closed;
         Draining, Closed => Closed;
+        Suspended, Closed => Closed;
+        Resuming, Closed => Closed;
     }
 }
 

@@ -59,7 +59,7 @@ pub struct ChannelStats {
     pub receiver_ready: u32,
     /// Receive segments open, filled or held by the application; 0 at the sending end.
     pub receiver_held: u32,
-    /// Payload bytes sent or received.
+    /// Payload bytes sent, those sent again included, or received.
     pub bytes_total: u64,
     /// Data frames sent or received.
     pub buffers_total: u64,
@@ -94,6 +94,10 @@ pub struct LinkStats {
     pub skipped_bytes_total: u64,
     /// Writes that the socket took only in part.
     pub short_writes_total: u64,
+    /// Sockets that took the place of a lost one.
+    pub resumes_total: u64,
+    /// Payload bytes that were to be sent again on them.
+    pub resent_bytes_total: u64,
     /// Shortest time from a Ping to its Pong, in nanoseconds; none before the first.
     pub round_trip_min_ns: Option<u64>,
 }

@@ -82,6 +82,8 @@ enum Step {
     GiveBack { consumer: u32, pick: usize, share: u32 },
     ConsumeEvent { consumer: u32 },
     Time { ns: u64 },
+    Lose { node: usize },
+    Resume,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -99,8 +101,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => node.clone().prop_map(|node| Step::Plan { node }),
         8 => (node.clone(), prop_oneof![0..100_usize, 0..20_000_usize])
             .prop_map(|(node, bytes)| Step::Send { node, bytes }),
-        10 => (node, prop_oneof![0..100_usize, 0..20_000_usize])
+        10 => (node.clone(), prop_oneof![0..100_usize, 0..20_000_usize])
             .prop_map(|(node, bytes)| Step::Receive { node, bytes }),
+        1 => node.prop_map(|node| Step::Lose { node }),
+        1 => Just(Step::Resume),
         6 => (consumer.clone(), 1..8_usize).prop_map(|(consumer, count)| Step::Poll { consumer, count }),
         6 => (consumer.clone(), any::<usize>(), 1..=3_u32)
             .prop_map(|(consumer, pick, share)| Step::GiveBack { consumer, pick, share }),
@@ -163,6 +167,8 @@ impl World {
             Step::Poll { consumer, count } => self.poll(consumer, count),
             Step::GiveBack { consumer, pick, share } => self.give_back(consumer, pick, share),
             Step::ConsumeEvent { consumer } => self.consume_event(consumer),
+            Step::Lose { node } => self.pair.lose(node),
+            Step::Resume => self.pair.resume(),
             Step::Time { ns } => {
                 self.pair.now = now.after_ns(ns);
                 for node in &mut self.pair.nodes {
@@ -326,8 +332,9 @@ impl World {
         }
     }
 
-    /// Holds end, stalls end, everything is ended: everything must arrive.
+    /// Holds end, stalls end, sockets are there, everything is ended: everything must arrive.
     fn finish(&mut self) {
+        self.pair.resume();
         for consumer in 0..CONSUMERS {
             for producer in 0..PRODUCERS {
                 self.apply(&Step::Attach { consumer, producer });

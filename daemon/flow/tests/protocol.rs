@@ -114,6 +114,8 @@ fn hello() -> Hello {
         segment_bytes: 1 << 16,
         epoch: 0x2827_2625_2423_2221,
         listen_port: 0x3231,
+        link: 0x4847_4645_4443_4241,
+        resumes: 0x5453_5251,
         nonce: core::array::from_fn(|at| at as u8 + 1),
         mac: core::array::from_fn(|at| at as u8 + 101),
         node: "node-7".parse().unwrap(),
@@ -241,6 +243,8 @@ fn the_bodies_of_a_handshake_are_those_of_the_page() {
         field("segment bytes", hello.segment_bytes.to_le_bytes()),
         field("epoch", hello.epoch.to_le_bytes()),
         field("listen port", hello.listen_port.to_le_bytes()),
+        field("link", hello.link.to_le_bytes()),
+        field("resumes", hello.resumes.to_le_bytes()),
         field("nonce", hello.nonce),
         field("code", hello.mac),
         field("name bytes", [6]),
@@ -339,6 +343,8 @@ fn the_bodies_of_flow_control_are_those_of_the_page() {
     let token = 0x0807_0605_0403_0201_u64;
     compare("Ping", &body_of(&Message::Ping { token }), &[field("token", token.to_le_bytes())]);
     compare("Pong", &body_of(&Message::Pong { token }), &[field("token", token.to_le_bytes())]);
+    let resumed = body_of(&Message::LinkResume { control_received: token });
+    compare("LinkResume", &resumed, &[field("control received", token.to_le_bytes())]);
 }
 
 #[test]
@@ -461,6 +467,7 @@ fn every_table_with_a_mark_is_compared() {
         "body: Limit",
         "body: BufferSize",
         "body: Resume",
+        "body: LinkResume",
         "body: Stats",
         "body: TaskTimes",
         "body: Ping",

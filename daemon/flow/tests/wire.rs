@@ -36,9 +36,10 @@ fn failure() -> impl Strategy<Value = Failure> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    let numbers = (any::<[u16; 3]>(), 12u32..=20, any::<u64>(), any::<[u8; 32]>(), any::<[u8; 32]>());
+    let link = (any::<u64>(), any::<u32>());
+    let numbers = (any::<[u16; 3]>(), 12u32..=20, any::<u64>(), link, any::<[u8; 32]>(), any::<[u8; 32]>());
     (any::<bool>(), any::<bool>(), numbers, name()).prop_map(|(dialler, control, numbers, node)| {
-        let ([local_shard, peer_shard, listen_port], exponent, epoch, nonce, mac) = numbers;
+        let ([local_shard, peer_shard, listen_port], exponent, epoch, (link, resumes), nonce, mac) = numbers;
         Hello {
             version: PROTOCOL_VERSION,
             role: if dialler { Role::Dialler } else { Role::Acceptor },
@@ -48,6 +49,8 @@ fn hello() -> impl Strategy<Value = Hello> {
             listen_port,
             segment_bytes: 1 << exponent,
             epoch,
+            link,
+            resumes,
             nonce,
             mac,
             node,
@@ -133,6 +136,7 @@ fn message() -> impl Strategy<Value = Message> {
         1 => hello().prop_map(|hello| Message::HelloAck { hello }),
         1 => any::<u64>().prop_map(|token| Message::Ping { token }),
         1 => any::<u64>().prop_map(|token| Message::Pong { token }),
+        1 => any::<u64>().prop_map(|control_received| Message::LinkResume { control_received }),
         1 => proptest::collection::vec(entry(), 0..8).prop_map(|entries| Message::Catalog { entries }),
         1 => stats().prop_map(|stats| Message::Stats { stats }),
         1 => failure().prop_map(|failure| Message::Goodbye { failure }),
@@ -189,6 +193,8 @@ fn example_hello() -> Hello {
         listen_port: 3,
         segment_bytes: 32 << 10,
         epoch: 77,
+        link: 88,
+        resumes: 4,
         nonce: [5; 32],
         mac: [0; 32],
         node: "a".parse().unwrap(),
@@ -343,7 +349,7 @@ fn a_header_is_refused_for_each_of_its_fields() {
         bytes[28..].copy_from_slice(&sum.to_le_bytes());
         Header::decode(&bytes, 0)
     };
-    assert_eq!(sealed(4, 20), Err(WireError::UnknownType { found: 20 }));
+    assert_eq!(sealed(4, 21), Err(WireError::UnknownType { found: 21 }));
     assert_eq!(sealed(4, 0), Err(WireError::UnknownType { found: 0 }));
     assert_eq!(sealed(6, 1), Err(WireError::Reserved { found: 1 }));
     assert_eq!(sealed(7, 1), Err(WireError::Reserved { found: 256 }));
@@ -391,10 +397,10 @@ fn what_follows_a_handshake_is_handed_on() {
 fn another_protocol_version_is_named_whatever_its_hello_looks_like() {
     let strange = with_body(&Message::HelloAck { hello: example_hello() }, |body| {
         body.fill(0xEE);
-        body[..2].copy_from_slice(&2u16.to_le_bytes());
+        body[..2].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
     });
     let refused = parse(&strange).unwrap_err();
-    assert_eq!(refused.to_string(), "protocol version is 2; needed: 1");
+    assert_eq!(refused.to_string(), "protocol version is 3; needed: 2");
 }
 
 #[test]
@@ -479,10 +485,10 @@ fn a_transcript_tells_every_field_of_both_ends_and_the_role() {
     let dialler = example_hello();
     let transcript = handshake_transcript(Role::Dialler, &dialler, &acceptor);
     assert!(transcript.starts_with(HANDSHAKE_DOMAIN));
-    assert_eq!(transcript.len(), 16 + 1 + 2 * (2 + 2 + 6 + 4 + 8 + 32 + 1 + 1));
+    assert_eq!(transcript.len(), 16 + 1 + 2 * (2 + 2 + 6 + 4 + 8 + 12 + 32 + 1 + 1));
 
-    let changes: [fn(&mut Hello); 10] = [
-        |hello| hello.version = 2,
+    let changes: [fn(&mut Hello); 12] = [
+        |hello| hello.version += 1,
         |hello| hello.role = if hello.role == Role::Dialler { Role::Acceptor } else { Role::Dialler },
         |hello| hello.kind = LinkKind::Control,
         |hello| hello.local_shard = 9,
@@ -490,6 +496,8 @@ fn a_transcript_tells_every_field_of_both_ends_and_the_role() {
         |hello| hello.listen_port = 9,
         |hello| hello.segment_bytes = 4096,
         |hello| hello.epoch = 9,
+        |hello| hello.link = 9,
+        |hello| hello.resumes = 9,
         |hello| hello.nonce[31] = 9,
         |hello| hello.node = "c".parse().unwrap(),
     ];

@@ -153,6 +153,12 @@ impl Parser {
         &self.body
     }
 
+    /// Forgets what arrived of a frame that is not whole. The place that was being filled, if any.
+    pub(crate) fn reset(&mut self) -> Option<(Target, Header)> {
+        let Self { frame, target, .. } = core::mem::take(self);
+        frame.and_then(|header| Some((target?, header)))
+    }
+
     /// The place that is being filled, and how much of the frame arrived.
     pub(crate) fn arriving(&self) -> Option<(Target, u32)> {
         self.frame.and(self.target).map(|target| (target, self.done))

@@ -13,6 +13,12 @@ use crate::wire::{Limit, Message};
 pub(crate) enum Frame {
     /// A message that happens once; the first of [`Batch::control`] that is not accounted for yet.
     Control,
+    LinkResume,
+    Resume {
+        key: ReceiveKey,
+        /// What was announced before.
+        before: Limit,
+    },
     Ping(u64),
     Pong(u64),
     Limit {
@@ -78,6 +84,8 @@ pub(crate) struct Batch {
     /// The turns in which the data among `frames` was planned, in order.
     pub(crate) turns: Vec<Turn>,
     pub(crate) is_in_flight: bool,
+    /// Since when.
+    pub(crate) in_flight_since: Time,
     /// Whether the first frame was begun by an earlier batch.
     pub(crate) is_first_begun: bool,
     /// Size of the next batch.
@@ -94,6 +102,7 @@ impl Batch {
             control: VecDeque::new(),
             turns: Vec::new(),
             is_in_flight: false,
+            in_flight_since: now,
             is_first_begun: false,
             bytes_max,
             window_start: now,

@@ -158,6 +158,15 @@ impl GatePool {
         Ok(())
     }
 
+    /// What the sender began to put into the segment that it opened last did not arrive: it is ready again.
+    pub fn untake(&mut self, channel: u32) {
+        if let Some(account) = self.account(channel).filter(|account| account.is_open && account.used > 0) {
+            account.used -= 1;
+            account.ready += 1;
+            account.required = account.required.saturating_add(1);
+        }
+    }
+
     /// A used segment is empty again. Channels that gained a ready segment are appended to `gained`.
     pub fn give_back(&mut self, channel: u32, gained: &mut Vec<u32>) {
         let exclusive = self.exclusive;

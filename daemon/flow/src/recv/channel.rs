@@ -5,9 +5,9 @@ use alloc::collections::VecDeque;
 use bytes::Bytes;
 
 use crate::failure::Failure;
-use crate::ids::{ChannelIndex, LinkId, SegmentIndex, Time};
+use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence, Time};
 use crate::state::ReceiveState;
-use crate::wire::Limit;
+use crate::wire::{Limit, Resume};
 
 /// Something that arrived and was not handed to the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub(crate) struct Channel {
     pub(crate) state: ReceiveState,
     /// The link and the index that this end gave it; none before it is requested and after its end.
     pub(crate) channel: Option<(LinkId, ChannelIndex)>,
+    /// The life of the partition; 0 until its node accepted.
+    pub(crate) incarnation: Incarnation,
     /// Number of the next frame to arrive.
     pub(crate) next_sequence: u64,
     /// Segments that the sender opened since the channel began.
@@ -81,6 +83,7 @@ impl Channel {
         Self {
             state: ReceiveState::Vacant,
             channel: None,
+            incarnation: Incarnation(0),
             next_sequence: 0,
             opened: 0,
             open: None,
@@ -117,6 +120,19 @@ impl Channel {
             return;
         }
         self.pending.push_back(Pending::Slice { segment, offset, bytes, records });
+    }
+
+    /// Where the sender goes on, with the limit that it is told.
+    pub(crate) fn resume(&self, limit: &Limit) -> Resume {
+        Resume {
+            incarnation: self.incarnation,
+            next_sequence: Sequence(self.next_sequence),
+            opened: self.opened,
+            open_fill: self.open.map_or(0, |open| open.fill),
+            limit: limit.limit,
+            event_limit: limit.event_limit,
+            consumed: limit.consumed,
+        }
     }
 
     /// Whether the sender may still be told something.

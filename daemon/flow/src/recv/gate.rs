@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::channel::{Channel, OpenSegment, Pending};
 use crate::failure::{Failure, FailureCode};
-use crate::ids::{SegmentIndex, Sequence, Time};
+use crate::ids::{Incarnation, SegmentIndex, Sequence, Time};
 use crate::pool::gate::{GatePool, GatePoolSpec};
 use crate::send::partition::fault;
 use crate::shard::{ClientFault, Delivery, GateSpec};
@@ -93,9 +93,16 @@ impl Gate {
     }
 
     /// The producer's node serves the channel.
-    pub(crate) fn accept(&mut self, index: u32, backlog: u32, sequence: Sequence) -> Result<(), Failure> {
+    pub(crate) fn accept(
+        &mut self,
+        index: u32,
+        backlog: u32,
+        sequence: Sequence,
+        incarnation: Incarnation,
+    ) -> Result<(), Failure> {
         let Some(channel) = self.channels.get_mut(index as usize) else { return Err(unknown_channel(index)) };
         channel.state = take_sequenced(channel, ReceiveEvent::Accepted, sequence)?;
+        channel.incarnation = incarnation;
         self.take_backlog(index, backlog);
         Ok(())
     }
@@ -141,6 +148,22 @@ impl Gate {
             channel.open = Some(open);
         }
         Ok(open)
+    }
+
+    /// The rest of a Data frame will not arrive: the sender sends it again, whole. If it opened its segment, that was
+    /// not opened; the segment before it stays closed, since the frame will open one again.
+    pub(crate) fn undo_data(&mut self, index: u32, header: &Header) {
+        if !header.flags.has(Flags::OPEN) {
+            return;
+        }
+        let Some(channel) = self.channels.get_mut(index as usize) else { return };
+        let Some(open) = channel.open.take_if(|open| open.fill == 0) else { return };
+        channel.opened -= 1;
+        if let Some(state) = self.segments.get_mut(open.segment.0 as usize) {
+            *state = ReceiveSegment::default();
+        }
+        self.free.push(open.segment);
+        self.pool.untake(index);
     }
 
     /// The last byte of a Data frame arrived.

@@ -121,6 +121,12 @@ impl Packing {
         self.fill = fill_before;
     }
 
+    /// The receiver said what it has: the next slice is packed behind that. The caller calls [`Self::recount`].
+    pub(crate) fn resume(&mut self, opened: u64, fill: Option<u32>) {
+        self.opened = opened;
+        self.fill = fill;
+    }
+
     /// Simulates the packing of the whole queue anew.
     pub(crate) fn recount(&mut self, queue: impl Iterator<Item = u32>) {
         self.backlog = 0;

@@ -11,7 +11,7 @@ use super::subpartition::{Item, SendMemory, Slice, Subpartition};
 use crate::failure::Failure;
 use crate::ids::SubpartitionIndex;
 use crate::shard::{ClientFault, PartitionSpec, PartitionUpdate, SubpartitionView};
-use crate::state::{PartitionEvent, PartitionState};
+use crate::state::{PartitionEvent, PartitionState, SendState};
 use crate::wire::EVENT_BYTES_MAX;
 
 /// Most events of a subpartition that may be queued or unacknowledged: what a client can have put into shared memory
@@ -195,7 +195,19 @@ impl Partition {
     /// One more subpartition's end was acknowledged. Whether that was the last one.
     pub(crate) fn count_ended(&mut self) -> bool {
         self.ended += 1;
-        if (self.ended as usize) < self.subpartitions.len() {
+        self.finish_if_ended()
+    }
+
+    /// Whether another subpartition than this one still sends, or has ended well.
+    pub(crate) fn has_others(&self, index: SubpartitionIndex) -> bool {
+        let others = self.subpartitions.iter().enumerate().filter(|(other, _)| *other as u32 != index.0);
+        others.into_iter().any(|(_, subpartition)| subpartition.state != SendState::Failed)
+    }
+
+    /// Finishes if every subpartition is over. Those that failed while the partition goes on count: it goes on
+    /// without them.
+    pub(crate) fn finish_if_ended(&mut self) -> bool {
+        if self.subpartitions.iter().any(Subpartition::is_live) {
             return false;
         }
         if let Ok(state) = self.state.on(PartitionEvent::AllEnded) {
@@ -249,12 +261,13 @@ impl Partition {
     pub(crate) fn view(&self, index: SubpartitionIndex) -> Option<SubpartitionView> {
         let subpartition = self.subpartition(index)?;
         Some(SubpartitionView {
-            credit: if subpartition.is_connected() { subpartition.packing.credit() } else { 0 },
+            credit: subpartition.credit(),
             sent_segments: subpartition.sent_segments,
             acked_bytes: subpartition.acked_bytes,
             consumed_bytes: subpartition.consumed_bytes,
             queued_bytes: subpartition.queued_bytes,
             events_in_flight: subpartition.events_in_flight,
+            is_gone: subpartition.state == SendState::Failed,
         })
     }
 

@@ -20,6 +20,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    /// Nobody has a turn any more. Who had one.
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = SendKey> + use<> {
+        self.is_begun = false;
+        core::mem::take(&mut self.turns).into_iter()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

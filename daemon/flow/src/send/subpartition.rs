@@ -14,7 +14,7 @@ use super::segments::{SegmentState, Segments};
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, LinkId, SegmentIndex, Sequence, Time};
 use crate::state::{SendEvent, SendState};
-use crate::wire::Limit;
+use crate::wire::{Limit, Resume};
 
 /// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,10 @@ pub(crate) enum Item {
     End,
 }
 
-/// A frame that was planned and is not acknowledged. `opens` and the priority are kept so that sending it again
-/// says the same.
+/// A frame that was planned and is not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Retained {
-    Slice { slice: Slice, opens: bool },
+    Slice { slice: Slice },
     Event { payload: Bytes, priority: bool },
     End,
 }
@@ -146,6 +145,8 @@ pub(crate) struct Subpartition {
     pub(crate) deficit: u32,
     /// Its view changed since the shell last looked.
     pub(crate) is_changed: bool,
+    /// The socket of its link was lost, and the receiver has not said yet where to go on.
+    pub(crate) is_suspended: bool,
 }
 
 impl Subpartition {
@@ -178,6 +179,7 @@ impl Subpartition {
             is_priority_listed: false,
             deficit: 0,
             is_changed: false,
+            is_suspended: false,
         }
     }
 
@@ -188,6 +190,11 @@ impl Subpartition {
 
     pub(crate) const fn is_connected(&self) -> bool {
         matches!(self.state, SendState::Open | SendState::Ending)
+    }
+
+    /// Receive segments that it may open now.
+    pub(crate) fn credit(&self) -> u32 {
+        if self.is_connected() && !self.is_suspended { self.packing.credit() } else { 0 }
     }
 
     /// Appends a slice, or lets the last one grow if they lie side by side and neither was sent.
@@ -226,7 +233,7 @@ impl Subpartition {
     /// What it may send next, priority events aside.
     pub(crate) fn next(&self) -> Next {
         // Nothing may overtake a priority event that waits for its window or for the next batch.
-        if self.state != SendState::Open || !self.priority.is_empty() {
+        if self.state != SendState::Open || self.is_suspended || !self.priority.is_empty() {
             return Next::Nothing;
         }
         match self.queue.front() {
@@ -244,7 +251,10 @@ impl Subpartition {
     }
 
     pub(crate) fn has_priority(&self) -> bool {
-        self.state == SendState::Open && !self.priority.is_empty() && self.may_send_event()
+        self.state == SendState::Open
+            && !self.is_suspended
+            && !self.priority.is_empty()
+            && self.may_send_event()
     }
 
     /// One place of the event window is always left for the end of data.
@@ -296,7 +306,7 @@ impl Subpartition {
             state.queued = state.queued.saturating_sub(1);
             state.in_kernel += 1;
         });
-        let sequence = self.retain(Retained::Slice { slice, opens });
+        let sequence = self.retain(Retained::Slice { slice });
         Some(PlannedSlice { slice, opens, fill_before, sequence, backlog })
     }
 
@@ -366,26 +376,13 @@ impl Subpartition {
     ) -> Result<(), Failure> {
         let Some(frame) = self.retained.pop_back() else { return Ok(()) };
         self.next_sequence -= 1;
-        match frame {
-            Retained::Slice { slice, .. } => {
-                let (opens, fill_before) = packed.unwrap_or((false, None));
-                self.packing.revert(opens, fill_before);
-                self.put_back(slice, memory);
-            }
-            Retained::Event { payload, priority } => {
-                self.events_sent -= 1;
-                if priority {
-                    self.priority.push_front(payload);
-                } else {
-                    self.queue.push_front(Item::Event(payload));
-                }
-            }
-            Retained::End => {
-                self.events_sent -= 1;
-                self.state = self.state.on(SendEvent::EndReverted).unwrap_or(self.state);
-                self.queue.push_front(Item::End);
-            }
+        if let Retained::Slice { .. } = &frame {
+            let (opens, fill_before) = packed.unwrap_or((false, None));
+            self.packing.revert(opens, fill_before);
+            memory.in_kernel = memory.in_kernel.saturating_sub(1);
         }
+        self.put_back(frame, memory, |state| state.in_kernel = state.in_kernel.saturating_sub(1));
+        self.recount();
         if self.acked_sequence > self.next_sequence {
             let (ack, next) = (self.acked_sequence, self.next_sequence);
             return Err(Failure::new(
@@ -403,10 +400,68 @@ impl Subpartition {
         self.recount();
     }
 
-    fn put_back(&mut self, slice: Slice, memory: &mut SendMemory) {
+    /// The receiver said what it has: everything behind that is to be sent again, and is packed and merged as if it had
+    /// never been sent. How many bytes that are.
+    ///
+    /// # Errors
+    /// The receiver cannot have that.
+    pub(crate) fn resume(&mut self, resume: &Resume, memory: &mut SendMemory) -> Result<u64, Failure> {
+        let Resume { next_sequence, opened, open_fill, limit, event_limit, consumed, .. } = *resume;
+        let next = next_sequence.0;
+        if next < self.acked_sequence || opened > self.packing.opened() || opened > limit {
+            let (acked, found) = (self.acked_sequence, self.packing.opened());
+            return Err(Failure::new(
+                FailureCode::Protocol,
+                alloc::format!(
+                    "Resume at sequence {next}, {opened} segments opened of {limit}; needed: at least {acked}, which \
+                     was acknowledged, and at most {found} segments, which were opened"
+                ),
+            ));
+        }
+        self.handle_limit(&Limit { limit, ack: next, consumed, event_limit, age_us: 0 }, memory)?;
+        let before = self.unacked_bytes;
+        while self.next_sequence > next {
+            let Some(frame) = self.retained.pop_back() else { break };
+            self.next_sequence -= 1;
+            self.put_back(frame, memory, |state| state.unacked = state.unacked.saturating_sub(1));
+        }
+        self.sent_sequence = self.next_sequence;
+        self.packing.resume(opened, (open_fill > 0).then_some(open_fill));
+        // What the receiver was told may be lost.
+        self.told_backlog = 0;
+        self.recount();
+        self.is_suspended = false;
+        Ok(before - self.unacked_bytes)
+    }
+
+    /// A frame goes back to the front of what waits. `leave` takes a slice out of the column that it was in.
+    fn put_back(&mut self, frame: Retained, memory: &mut SendMemory, leave: impl FnOnce(&mut SegmentState)) {
+        match frame {
+            Retained::Slice { slice } => self.put_back_slice(slice, memory, leave),
+            Retained::Event { payload, priority } => {
+                self.events_sent -= 1;
+                if priority {
+                    self.priority.push_front(payload);
+                } else {
+                    self.queue.push_front(Item::Event(payload));
+                }
+            }
+            Retained::End => {
+                self.events_sent -= 1;
+                self.state = self.state.on(SendEvent::EndReverted).unwrap_or(self.state);
+                self.queue.push_front(Item::End);
+            }
+        }
+    }
+
+    fn put_back_slice(
+        &mut self,
+        slice: Slice,
+        memory: &mut SendMemory,
+        leave: impl FnOnce(&mut SegmentState),
+    ) {
         self.queued_bytes += u64::from(slice.bytes);
         self.unacked_bytes -= u64::from(slice.bytes);
-        memory.in_kernel = memory.in_kernel.saturating_sub(1);
         let merged = match self.queue.front_mut() {
             Some(Item::Slice(first))
                 if first.segment == slice.segment && slice.offset + slice.bytes == first.offset =>
@@ -422,12 +477,11 @@ impl Subpartition {
             self.queue.push_front(Item::Slice(slice));
         }
         memory.change(slice.segment, |state| {
-            state.in_kernel = state.in_kernel.saturating_sub(1);
+            leave(state);
             state.queued += u32::from(!merged);
         });
         // What the receiver was told counted on this slice being there already.
         self.told_backlog = 0;
-        self.recount();
     }
 
     fn recount(&mut self) {
@@ -475,7 +529,7 @@ impl Subpartition {
 
     fn release(&mut self, frame: Retained, memory: &mut SendMemory, is_acked: bool) {
         match frame {
-            Retained::Slice { slice, .. } => {
+            Retained::Slice { slice } => {
                 self.unacked_bytes -= u64::from(slice.bytes);
                 if is_acked {
                     self.acked_bytes += u64::from(slice.bytes);
@@ -506,13 +560,14 @@ impl Subpartition {
         while let Some(frame) = self.retained.pop_front() {
             if self.retained_base < self.sent_sequence {
                 self.release(frame, memory, is_acked);
-            } else if let Retained::Slice { slice, .. } = &frame {
+            } else if let Retained::Slice { slice } = &frame {
                 self.unacked_bytes -= u64::from(slice.bytes);
                 self.acked_bytes += if is_acked { u64::from(slice.bytes) } else { 0 };
             }
             self.retained_base += 1;
         }
         self.channel = None;
+        self.is_suspended = false;
         self.events_in_flight = 0;
         self.queued_bytes = 0;
         self.packing.recount(core::iter::empty());

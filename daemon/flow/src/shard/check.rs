@@ -8,7 +8,7 @@ use super::Shard;
 use crate::ids::{GateId, LinkId, PartitionId, SegmentIndex, SubpartitionIndex};
 use crate::invariant::{Violation, ensure};
 use crate::link::plan::Frame;
-use crate::link::{Link, ReceiveKey, SendKey};
+use crate::link::{Link, ReceiveKey, SendKey, Serving};
 use crate::recv::channel::{Channel, Pending};
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
@@ -69,8 +69,8 @@ impl Shard {
                 "link {id}, index {index}: channel is at {at:?}"
             );
         }
-        for (index, key) in link.sending.iter().enumerate() {
-            let Some(key) = key else { continue };
+        for (index, serving) in link.sending.iter().enumerate() {
+            let Some(Serving::Live(key)) = serving else { continue };
             let partition = self.partitions.get(key.partition);
             let at = partition.and_then(|partition| partition.subpartition(key.subpartition)?.channel);
             let points_back = at.is_some_and(|(at, number)| at == id && number.0 as usize == index);
@@ -302,6 +302,8 @@ fn collect_link(link: &Link, view: &mut LinkView) -> Result<(), Violation> {
             Frame::Control
             | Frame::Ping(_)
             | Frame::Pong(_)
+            | Frame::LinkResume
+            | Frame::Resume { .. }
             | Frame::Limit { .. }
             | Frame::Backlog { .. } => {}
         }
@@ -332,7 +334,7 @@ fn count_slices(subpartition: &Subpartition, counted: &mut [SegmentState]) {
     }
     let sent = subpartition.sent_sequence.saturating_sub(subpartition.retained_base) as usize;
     for frame in subpartition.retained.iter().take(sent) {
-        if let Retained::Slice { slice, .. } = frame {
+        if let Retained::Slice { slice } = frame {
             at(slice.segment, |state| state.unacked += 1);
         }
     }
@@ -381,7 +383,7 @@ fn check_subpartition(key: SendKey, subpartition: &Subpartition) -> Result<(), V
         .retained
         .iter()
         .map(|frame| match frame {
-            Retained::Slice { slice, .. } => u64::from(slice.bytes),
+            Retained::Slice { slice } => u64::from(slice.bytes),
             Retained::Event { .. } | Retained::End => 0,
         })
         .sum();

@@ -19,6 +19,12 @@ impl Shard {
         body: &[u8],
         now: Time,
     ) -> Result<(), WireError> {
+        self.check_resumed(link, header.frame_type)?;
+        if header.frame_type.happens_once()
+            && let Some(state) = self.links.get_mut(link)
+        {
+            state.control_log.received += 1;
+        }
         if matches!(
             header.frame_type,
             FrameType::Hello | FrameType::HelloAck | FrameType::Catalog | FrameType::Stats
@@ -38,7 +44,7 @@ impl Shard {
         match header.frame_type.direction() {
             Direction::ToConsumer => self.handle_for_consumer(link, header, message, now),
             Direction::ToProducer => self.handle_for_producer(link, header, message, now),
-            Direction::Link => self.handle_for_link(link, message, now),
+            Direction::Link => return self.handle_for_link(link, message, now),
         }
         Ok(())
     }
@@ -68,7 +74,7 @@ impl Shard {
                 None => self.skip(link, header),
             },
             Direction::ToProducer | Direction::Link => match state.and_then(|state| state.sender(channel)) {
-                Some(key) => self.fail_partition(key.partition, &failure, now),
+                Some(key) => self.fail_channel(key, &failure, now),
                 None if header.frame_type == FrameType::OpenChannel => self.refuse(link, channel, failure),
                 None => self.skip(link, header),
             },
@@ -88,17 +94,11 @@ impl Shard {
             return self.handle_channel_failed(link, header, channel, failure, now);
         }
         let Some(key) = self.links.get(link).and_then(|state| state.receiver(header.channel)) else {
-            // The end of data crossed this end's Cancel. It was the peer's last word on the channel.
-            if header.frame_type == FrameType::EndOfData
-                && let Some(state) = self.links.get_mut(link)
-            {
-                state.change_index(header.channel, IndexEvent::EndArrived);
-            }
             return self.skip(link, header);
         };
         let result = match message {
-            Message::ChannelAccepted { backlog, sequence, .. } => {
-                self.handle_accepted(key, backlog, sequence, now)
+            Message::ChannelAccepted { backlog, sequence, incarnation, .. } => {
+                self.handle_accepted(key, backlog, (sequence, incarnation), now)
             }
             Message::EndOfData { sequence, .. } => self.handle_end(link, key, header.channel, sequence, now),
             Message::Event { backlog, sequence, priority, payload, .. } => {
@@ -169,26 +169,36 @@ impl Shard {
                     let text = format!("channel index is {channel}; needed: below {LINK_CHANNELS_MAX}");
                     self.refuse(link, channel, Failure::new(FailureCode::IndexOutOfRange, text));
                 }
+                None if self.is_in_use(link, channel) => {
+                    let text = format!("channel index {channel} is in use; needed: a free one");
+                    self.refuse(link, channel, Failure::new(FailureCode::Protocol, text));
+                }
                 None => self.handle_open(link, channel, &open, now),
                 Some(key) => {
                     let text = format!("channel index {channel} is in use; needed: a free one");
-                    self.fail_partition(key.partition, &Failure::new(FailureCode::Protocol, text), now);
+                    self.fail_channel(key, &Failure::new(FailureCode::Protocol, text), now);
                 }
             };
         }
-        let Some(key) = key else { return self.skip(link, header) };
+        let Some(key) = key else {
+            self.answer_ended(link, header.frame_type, header.channel);
+            return self.skip(link, header);
+        };
         let result = match message {
             Message::Limit { limit, .. } => self.handle_limit(key, &limit, now),
             Message::EndAck { .. } => self.handle_end_ack(key, now),
             Message::Cancel { cancel, .. } => Err(self.cancelled(link, key, &cancel)),
-            Message::Resume { .. } => {
-                Err(Failure::new(FailureCode::Protocol, "Resume on a link that was not replaced"))
-            }
+            Message::Resume { resume, .. } => self.handle_resume(link, key, &resume, now),
             _ => Ok(()),
         };
         if let Err(failure) = result {
-            self.fail_partition(key.partition, &failure, now);
+            self.fail_channel(key, &failure, now);
+            self.answer_ended(link, header.frame_type, header.channel);
         }
+    }
+
+    fn is_in_use(&self, link: LinkId, index: ChannelIndex) -> bool {
+        self.links.get(link).is_some_and(|state| state.serving(index).is_some())
     }
 
     fn handle_limit(&mut self, key: SendKey, limit: &Limit, now: Time) -> Result<(), Failure> {
@@ -215,8 +225,14 @@ impl Shard {
         )
     }
 
-    fn handle_for_link(&mut self, link: LinkId, message: Message, now: Time) {
-        let Some(state) = self.links.get_mut(link) else { return };
+    fn handle_for_link(&mut self, link: LinkId, message: Message, now: Time) -> Result<(), WireError> {
+        if let Message::LinkResume { control_received } = message {
+            return self.handle_link_resume(link, control_received);
+        }
+        let Some(state) = self.links.get_mut(link) else { return Ok(()) };
+        if let Message::Pong { token } = message {
+            state.control_log.handle_pong(token);
+        }
         match message {
             Message::Ping { token } => state.pong = Some(token),
             // The token is the time at which the Ping was planned. One that is not is only worth nothing.
@@ -233,5 +249,6 @@ impl Shard {
             _ => {}
         }
         self.links.list(link);
+        Ok(())
     }
 }

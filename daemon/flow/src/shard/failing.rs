@@ -7,7 +7,7 @@ use crate::ids::{ConsumerIndex, LinkId, PartitionId, ProducerIndex, Subpartition
 use crate::link::{ReceiveKey, SendKey};
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
-use crate::state::{IndexEvent, SendEvent, SendState};
+use crate::state::{IndexEvent, PartitionState, SendEvent, SendState};
 use crate::stats::Side;
 use crate::wire::{Cancel, Message};
 
@@ -27,6 +27,24 @@ impl Shard {
         self.partitions.list(id);
     }
 
+    /// One channel of a partition fails, by its consumer, its link, or what it sent. That fails the partition, unless its
+    /// exchange goes on without a consumer: then it ends only when that was the last one.
+    pub(super) fn fail_channel(&mut self, key: SendKey, failure: &Failure, now: Time) {
+        let Some(partition) = self.partitions.get(key.partition) else { return };
+        let others_go_on = partition.spec.continues_without_consumer()
+            && partition.state == PartitionState::Running
+            && partition.has_others(key.subpartition);
+        if !others_go_on {
+            return self.fail_partition(key.partition, failure, now);
+        }
+        self.fail_subpartition(key, failure, now);
+        let Some(partition) = self.partitions.get_mut(key.partition) else { return };
+        if partition.finish_if_ended() {
+            self.hide_partition(key.partition);
+        }
+        self.partitions.list(key.partition);
+    }
+
     fn fail_subpartition(&mut self, key: SendKey, failure: &Failure, now: Time) {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
         let Some((subpartition, memory)) = partition.split(key.subpartition) else { return };
@@ -40,10 +58,10 @@ impl Shard {
         let notice = sending_key(partition, key.subpartition, link_id);
         self.notices.push_back(Notice::ChannelFailed(notice, failure.clone()));
         if let Some(link) = self.links.get_mut(link_id) {
-            link.set_sender(index, None);
             if link.is_open() {
-                let message = Message::ChannelFailed { channel: index, failure: failure.clone() };
-                link.tell_failed(key, message, is_ending);
+                link.tell_failed(index, key, failure.clone(), is_ending);
+            } else {
+                link.set_serving(index, None);
             }
         }
         self.links.list(link_id);

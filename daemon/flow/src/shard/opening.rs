@@ -7,7 +7,7 @@ use super::{LinkSpec, Notice, Shard};
 use crate::exchange::Shape;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, GateId, Incarnation, LinkId, ProducerLife, Sequence, Time};
-use crate::link::{LINK_CHANNELS_MAX, Link, ReceiveKey, SendKey};
+use crate::link::{LINK_CHANNELS_MAX, Link, ReceiveKey, SendKey, Serving};
 use crate::state::{IndexState, LinkEvent, LinkState, ReceiveEvent, SendEvent, SendState};
 use crate::wire::{Message, OpenChannel};
 
@@ -28,7 +28,7 @@ impl Shard {
         id
     }
 
-    /// The link is gone. Its channels fail on this end. A send still in flight should have been reported with
+    /// The link is over for good, with or without a socket. Its channels fail on this end. A send still in flight should have been reported with
     /// [`Self::handle_sent`] before; if it was not, the segments in it stay in the kernel's column until it is.
     pub fn handle_link_closed(&mut self, link: LinkId, reason: &str, now: Time) {
         let Some(state) = self.links.get_mut(link) else { return };
@@ -43,8 +43,10 @@ impl Shard {
         };
         let (sending, receiving) =
             (core::mem::take(&mut state.sending), core::mem::take(&mut state.receiving));
-        for key in sending.into_iter().flatten() {
-            self.fail_partition(key.partition, &failure, now);
+        for serving in sending.into_iter().flatten() {
+            if let Serving::Live(key) = serving {
+                self.fail_channel(key, &failure, now);
+            }
         }
         for entry in receiving {
             if entry.state == IndexState::Live {
@@ -202,7 +204,7 @@ impl Shard {
         let sequence = Sequence(subpartition.next_sequence);
         self.notices.push_back(Notice::ChannelOpened(sending_key(partition, key.subpartition, link)));
         if let Some(state) = self.links.get_mut(link) {
-            state.set_sender(index, Some(key));
+            state.set_serving(index, Some(Serving::Live(key)));
             state.control.push_back(Message::ChannelAccepted {
                 channel: index,
                 backlog,
@@ -220,11 +222,11 @@ impl Shard {
         &mut self,
         key: ReceiveKey,
         backlog: u32,
-        sequence: Sequence,
+        (sequence, incarnation): (Sequence, Incarnation),
         now: Time,
     ) -> Result<(), Failure> {
         let Some(gate) = self.gates.get_mut(key.gate) else { return Ok(()) };
-        gate.accept(key.channel, backlog, sequence)?;
+        gate.accept(key.channel, backlog, sequence, incarnation)?;
         if let Some((link, _)) = gate.channel(key.channel).and_then(|channel| channel.channel) {
             self.notices.push_back(Notice::ChannelOpened(receiving_key(gate, key.channel, link)));
         }
@@ -247,7 +249,7 @@ impl Shard {
             let notice = sending_key(partition, key.subpartition, link_id);
             self.notices.push_back(Notice::ChannelEnded(notice));
             if let Some(link) = self.links.get_mut(link_id) {
-                link.set_sender(index, None);
+                link.set_serving(index, None);
             }
         }
         if is_last {
@@ -257,13 +259,19 @@ impl Shard {
         Ok(())
     }
 
-    /// The daemon stops: peers are told, no channel is opened any more, those that there are go on.
-    pub fn handle_drain(&mut self, _now: Time) {
+    /// The daemon stops: peers are told, no channel is opened any more, those that there are go on; but not over a link
+    /// that has no socket now.
+    pub fn handle_drain(&mut self, now: Time) {
         if core::mem::replace(&mut self.is_draining, true) {
             return;
         }
         let ids: alloc::vec::Vec<LinkId> = self.links.table.iter().map(|(id, _)| LinkId(id)).collect();
         for id in ids {
+            if self.links.get(id).is_some_and(|link| is_interrupted(link.state)) {
+                self.notices.push_back(Notice::LinkExpired(id));
+                self.handle_link_closed(id, "this daemon stopped while the link was interrupted", now);
+                continue;
+            }
             if let Some(link) = self.links.get_mut(id)
                 && let Ok(state) = link.state.on(LinkEvent::GoodbyeQueued)
             {
@@ -284,6 +292,10 @@ impl Shard {
                 link.control.is_empty() && !link.batch.is_in_flight && !link.batch.has_begun()
             })
     }
+}
+
+const fn is_interrupted(state: LinkState) -> bool {
+    matches!(state, LinkState::Suspended | LinkState::Resuming)
 }
 
 fn goodbye() -> Message {

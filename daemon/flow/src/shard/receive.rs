@@ -20,8 +20,8 @@ impl Shard {
         memory: &mut impl ReceiveMemory,
         now: Time,
     ) -> Result<(), WireError> {
-        let Some(state) = self.links.get_mut(link).filter(|state| state.is_open()) else { return Ok(()) };
-        state.last_received = now;
+        let Some(state) = self.links.get_mut(link).filter(|state| state.has_socket()) else { return Ok(()) };
+        (state.last_received, state.last_heard) = (now, now);
         state.counts.received_bytes += bytes.len() as u64;
         let mut parser = core::mem::take(&mut state.parser);
         let result = self.parse(link, &mut parser, bytes, memory, now);
@@ -42,7 +42,10 @@ impl Shard {
         loop {
             match parser.step(&mut input, self.limits.segment_bytes)? {
                 Step::Empty => return Ok(()),
-                Step::DataBegins(header) => parser.set_target(self.begin_data(link, &header, now)),
+                Step::DataBegins(header) => {
+                    self.check_resumed(link, header.frame_type)?;
+                    parser.set_target(self.begin_data(link, &header, now));
+                }
                 Step::Payload { target, bytes, ends } => {
                     memory.write(target.key.gate, target.segment, target.offset, bytes);
                     if let Some(header) = ends {

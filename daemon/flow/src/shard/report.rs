@@ -8,6 +8,7 @@ use crate::recv::channel::Channel;
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
 use crate::send::subpartition::Subpartition;
+use crate::state::LinkState;
 use crate::stats::{ChannelStats, LinkStats, Side};
 
 impl Shard {
@@ -41,6 +42,8 @@ impl Shard {
             skipped_frames_total: link.counts.skipped_frames,
             skipped_bytes_total: link.counts.skipped_bytes,
             short_writes_total: link.counts.short_writes,
+            resumes_total: link.counts.resumes,
+            resent_bytes_total: link.counts.resent_bytes,
             round_trip_min_ns: link.counts.round_trip_min_ns,
         })
     }
@@ -64,8 +67,8 @@ impl Shard {
             strategy: spec.shape.strategy,
             peer: self.peer(link).map(|link| link.spec.peer.clone()),
             link,
-            state: subpartition.state.as_str(),
-            credit: if subpartition.is_connected() { subpartition.packing.credit() } else { 0 },
+            state: self.state_of(link).unwrap_or(subpartition.state.as_str()),
+            credit: subpartition.credit(),
             backlog: subpartition.packing.backlog(),
             queued_bytes: subpartition.queued_bytes,
             unacked_bytes: subpartition.unacked_bytes,
@@ -94,7 +97,7 @@ impl Shard {
             strategy: spec.shape.strategy,
             peer: self.peer(link).map(|link| link.spec.peer.clone()),
             link,
-            state: channel.state.as_str(),
+            state: self.state_of(link).unwrap_or(channel.state.as_str()),
             credit: ready,
             backlog: channel.backlog,
             queued_bytes: channel.pending_bytes,
@@ -108,6 +111,12 @@ impl Shard {
             limit_frames_total: channel.counts.limit_frames,
             backlog_frames_total: channel.counts.backlog_frames,
         }
+    }
+
+    /// The state of a channel's link, where that says more than the channel's own.
+    fn state_of(&self, link: Option<LinkId>) -> Option<&'static str> {
+        let state = self.peer(link)?.state;
+        matches!(state, LinkState::Suspended | LinkState::Resuming).then(|| state.as_str())
     }
 
     fn peer(&self, link: Option<LinkId>) -> Option<&Link> {

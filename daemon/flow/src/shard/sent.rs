@@ -7,7 +7,7 @@ use crate::link::plan::{Frame, Planned};
 use crate::link::{Link, ReceiveKey, SendKey};
 use crate::send::subpartition::Slice;
 use crate::state::SendState;
-use crate::wire::Limit;
+use crate::wire::{Limit, Message};
 
 impl Shard {
     /// The socket took `bytes` of the batch in flight, from its start: all, some, or none. A number larger than the
@@ -49,6 +49,7 @@ impl Shard {
             }
             state.batch.frames = frames;
         }
+        self.finish_loss(link, now);
         self.links.list(link);
     }
 
@@ -57,18 +58,17 @@ impl Shard {
         match *frame {
             Frame::Control => {
                 if let Some(state) = self.links.get_mut(link) {
-                    state.batch.control.pop_front();
+                    let message = state.batch.control.pop_front();
+                    commit_control(state, message);
                 }
             }
-            Frame::Ping(_) | Frame::Pong(_) | Frame::Limit { .. } => {}
+            Frame::Ping(_)
+            | Frame::Pong(_)
+            | Frame::Limit { .. }
+            | Frame::LinkResume
+            | Frame::Resume { .. } => {}
             Frame::Slice { key, slice, .. } => self.commit_data(key, Some(&slice)),
-            Frame::Event { key } => self.commit_data(key, None),
-            Frame::End { key } => {
-                if let Some(state) = self.links.get_mut(link) {
-                    state.take_withheld(key);
-                }
-                self.commit_data(key, None);
-            }
+            Frame::Event { key } | Frame::End { key } => self.commit_data(key, None),
             Frame::Backlog { key, .. } => {
                 let partition = self.partitions.get_mut(key.partition);
                 if let Some((subpartition, _)) =
@@ -109,7 +109,7 @@ impl Shard {
 
     /// Nothing of the frame is in the socket: the state before it was planned comes back. Frames are put back from the
     /// last one to the first.
-    fn revert_frame(&mut self, link: LinkId, planned: &Planned, now: Time) {
+    pub(super) fn revert_frame(&mut self, link: LinkId, planned: &Planned, now: Time) {
         match planned.frame {
             Frame::Slice { key, slice, opens, fill_before } => {
                 if self.is_sending(key) {
@@ -121,10 +121,8 @@ impl Shard {
             Frame::Event { key } | Frame::End { key } => {
                 if self.is_sending(key) {
                     self.revert_data(key, planned, None, now);
-                } else if let Some(state) = self.links.get_mut(link)
-                    && let Some(message) = state.take_withheld(key)
-                {
-                    state.control.push_back(message);
+                } else if let (Frame::End { .. }, Some(state)) = (planned.frame, self.links.get_mut(link)) {
+                    state.answer_unsent_end(key);
                 }
             }
             Frame::Backlog { key, fill_before, told_before } => {
@@ -137,7 +135,8 @@ impl Shard {
                 }
             }
             Frame::Limit { key, before } => self.revert_limit(link, key, before),
-            Frame::Control | Frame::Ping(_) | Frame::Pong(_) => {
+            Frame::Resume { key, before } => self.revert_resume(link, key, before, now),
+            Frame::Control | Frame::Ping(_) | Frame::Pong(_) | Frame::LinkResume => {
                 if let Some(state) = self.links.get_mut(link) {
                     revert_message(state, &planned.frame);
                 }
@@ -230,6 +229,16 @@ impl Shard {
     }
 }
 
+/// The peer will have it, unless the socket is lost before: it is kept until the peer says so.
+fn commit_control(link: &mut Link, message: Option<Message>) {
+    if let Some(message) = message.filter(|message| message.frame_type().happens_once()) {
+        link.control_log.push(message);
+    }
+    if link.control_log.wants_ping() && link.ping.is_none() {
+        link.ping = Some(0);
+    }
+}
+
 fn revert_message(link: &mut Link, frame: &Frame) {
     match *frame {
         Frame::Control => {
@@ -237,10 +246,15 @@ fn revert_message(link: &mut Link, frame: &Frame) {
                 link.control.push_front(message);
             }
         }
-        Frame::Ping(token) => link.ping = Some(token),
+        Frame::Ping(token) => {
+            link.control_log.revert_ping(token);
+            link.ping = Some(token);
+        }
         // A newer Ping may have come since; answering that one is enough.
         Frame::Pong(token) => link.pong = link.pong.or(Some(token)),
+        Frame::LinkResume => link.is_resume_due = true,
         Frame::Limit { .. }
+        | Frame::Resume { .. }
         | Frame::Slice { .. }
         | Frame::Event { .. }
         | Frame::End { .. }

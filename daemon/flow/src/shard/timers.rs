@@ -39,6 +39,7 @@ impl Shard {
             links.list(link_id);
         }
         if self.link_deadline.is_some_and(|(deadline, _)| deadline <= now) {
+            self.expire_links(now);
             self.look_at_links(now);
         }
     }
@@ -46,13 +47,18 @@ impl Shard {
     fn look_at_links(&mut self, now: Time) {
         let Self { limits, links, notices, .. } = self;
         for (id, link) in links.table.iter_mut() {
-            if !link.is_open() || link.is_timed_out {
+            if !link.has_socket() || link.is_timed_out {
                 continue;
             }
             let silent_ns = now.since_ns(link.last_received);
+            let stuck_ns = if link.batch.is_in_flight { now.since_ns(link.batch.in_flight_since) } else { 0 };
             if silent_ns >= limits.peer_timeout_ns {
                 link.is_timed_out = true;
                 notices.push_back(Notice::LinkTimedOut { link: LinkId(id), silent_ns });
+            } else if stuck_ns >= limits.peer_timeout_ns {
+                // Its signs of life put off the timeout of TCP; the memory of what it does not take must come back.
+                link.is_timed_out = true;
+                notices.push_back(Notice::LinkStuck { link: LinkId(id), stuck_ns });
             } else if now.since_ns(link.last_ping) >= limits.ping_interval_ns {
                 link.ping = Some(now.0);
                 link.last_ping = now;
@@ -71,8 +77,11 @@ impl Shard {
         *link_deadline = links
             .table
             .iter()
-            .filter(|(_, link)| link.is_open() && !link.is_timed_out)
+            .filter(|(_, link)| link.is_open() && !(link.has_socket() && link.is_timed_out))
             .map(|(_, link)| {
+                if !link.has_socket() {
+                    return (link.last_heard.after_ns(limits.link_grace_ns), "link grace");
+                }
                 let ping = (link.last_ping.after_ns(limits.ping_interval_ns), "ping");
                 let lost = (link.last_received.after_ns(limits.peer_timeout_ns), "peer timeout");
                 if ping.0 <= lost.0 { ping } else { lost }

@@ -6,6 +6,7 @@ use crate::limits::Limits;
 use crate::link::plan::{Frame, Planned};
 use crate::link::{Link, SendKey};
 use crate::send::subpartition::{Next, PlannedSlice};
+use crate::state::LinkState;
 use crate::wire::{EVENT_BYTES_MAX, Flags, FrameType, HEADER_BYTES, Header, Message, encode};
 
 /// Bytes of each kind of control in one batch, so that data always has a part of it.
@@ -24,11 +25,13 @@ impl Shard {
             return false;
         }
         plan_begun(state, out);
-        plan_control(state, out, now);
-        self.plan_limits(link, out, now);
-        let mut planner = Planner { limits: &self.limits, partitions: &mut self.partitions, now };
-        planner.plan_priority(&mut self.links, link, out);
-        planner.plan_round(&mut self.links, link, out);
+        if plan_control(state, out, now) {
+            self.plan_resumes(link, out, CONTROL_BATCH_BYTES, now);
+            self.plan_limits(link, out, now);
+            let mut planner = Planner { limits: &self.limits, partitions: &mut self.partitions, now };
+            planner.plan_priority(&mut self.links, link, out);
+            planner.plan_round(&mut self.links, link, out);
+        }
         let Some(state) = self.links.get_mut(link) else { return false };
         if out.bytes == 0 {
             return false;
@@ -36,6 +39,7 @@ impl Shard {
         state.batch.headers.clear();
         state.batch.headers.extend_from_slice(&out.headers);
         state.batch.is_in_flight = true;
+        state.batch.in_flight_since = now;
         true
     }
 
@@ -74,23 +78,33 @@ fn plan_begun(link: &Link, out: &mut Transmit) {
     }
 }
 
-fn plan_control(link: &mut Link, out: &mut Transmit, now: Time) {
+/// Frames of the link, and those that happen once. Whether all of them are planned: what follows may rely on them.
+fn plan_control(link: &mut Link, out: &mut Transmit, now: Time) -> bool {
+    if core::mem::take(&mut link.is_resume_due) {
+        let control_received = link.control_log.received;
+        push_message(link, out, Frame::LinkResume, &Message::LinkResume { control_received });
+    }
+    if link.state == LinkState::Resuming {
+        return false;
+    }
     if let Some(token) = link.pong.take() {
         push_message(link, out, Frame::Pong(token), &Message::Pong { token });
     }
     if link.ping.take().is_some() {
         link.last_ping = now;
+        link.control_log.handle_ping(now.0, link.batch.control.len());
         push_message(link, out, Frame::Ping(now.0), &Message::Ping { token: now.0 });
     }
     let end = out.bytes + CONTROL_BATCH_BYTES;
-    while out.bytes < end {
-        let Some(message) = link.control.pop_front() else { return };
+    while out.bytes < end && link.control_log.has_room() {
+        let Some(message) = link.control.pop_front() else { break };
         push_message(link, out, Frame::Control, &message);
         link.batch.control.push_back(message);
     }
+    link.control.is_empty()
 }
 
-fn push_message(link: &mut Link, out: &mut Transmit, frame: Frame, message: &Message) {
+pub(super) fn push_message(link: &mut Link, out: &mut Transmit, frame: Frame, message: &Message) {
     let start = out.headers.len();
     encode(message, &mut out.headers);
     push_headers(link, out, frame, start);

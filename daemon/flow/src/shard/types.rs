@@ -6,7 +6,7 @@ use core::fmt;
 
 use bytes::Bytes;
 
-use crate::exchange::{Name, Shape};
+use crate::exchange::{Name, Shape, Strategy};
 use crate::failure::Failure;
 use crate::ids::{
     ConsumerIndex, GateId, Incarnation, LinkId, PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex,
@@ -26,6 +26,15 @@ pub struct PartitionSpec {
     pub incarnation: Incarnation,
     /// Segments in its send region.
     pub segments: u32,
+    /// Whether it goes on without a consumer that is lost. Only for consumers that are interchangeable: without
+    /// effect for other strategies than `rebalance`.
+    pub continue_without: bool,
+}
+
+impl PartitionSpec {
+    pub(crate) fn continues_without_consumer(&self) -> bool {
+        self.continue_without && self.shape.strategy == Strategy::Rebalance
+    }
 }
 
 /// An input gate whose consumer attached to this shard.
@@ -151,6 +160,8 @@ pub struct SubpartitionView {
     pub queued_bytes: u64,
     /// Events that are queued, or sent and not acknowledged. An honest client keeps this below the event window.
     pub events_in_flight: u32,
+    /// Its consumer is lost: what is handed over for it goes nowhere. The partition goes on without it, or has failed.
+    pub is_gone: bool,
 }
 
 /// What a client wrote or asked cannot be true. It is detached; nobody else is touched.
@@ -283,12 +294,26 @@ pub enum Notice {
     GateReleased(GateId),
     /// The peer is stopping: no new channels over this link.
     LinkGoodbye(LinkId),
-    /// Nothing was heard for too long. The shell closes the link and reports it with
-    /// [`handle_link_closed`](crate::shard::Shard::handle_link_closed).
+    /// The socket of the link was lost; it waits for another one.
+    LinkSuspended(LinkId),
+    /// Both ends go on over another socket.
+    LinkResumed(LinkId),
+    /// No other socket came within the grace: the link is closed for good.
+    LinkExpired(LinkId),
+    /// Nothing was heard for too long. The shell closes the socket and reports it with
+    /// [`handle_link_lost`](crate::shard::Shard::handle_link_lost).
     LinkTimedOut {
         /// The link.
         link: LinkId,
         /// How long it was silent, in nanoseconds.
         silent_ns: u64,
+    },
+    /// The socket took nothing for as long, although something was heard: the peer does not read. The shell does as for
+    /// [`Self::LinkTimedOut`].
+    LinkStuck {
+        /// The link.
+        link: LinkId,
+        /// How long a send was in flight, in nanoseconds.
+        stuck_ns: u64,
     },
 }

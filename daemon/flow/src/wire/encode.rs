@@ -54,7 +54,8 @@ fn encode_fields(message: &Message, header: &mut Header) {
         | Message::Pong { .. }
         | Message::Catalog { .. }
         | Message::Stats { .. }
-        | Message::Goodbye { .. } => {}
+        | Message::Goodbye { .. }
+        | Message::LinkResume { .. } => {}
     }
 }
 
@@ -71,6 +72,7 @@ fn encode_body(message: &Message, out: &mut Vec<u8>) {
         Message::Resume { resume, .. } => encode_resume(resume, out),
         Message::Cancel { cancel, .. } => encode_cancel(cancel, out),
         Message::Ping { token } | Message::Pong { token } => put_u64(out, *token),
+        Message::LinkResume { control_received } => put_u64(out, *control_received),
         Message::Catalog { entries } => {
             put_count(out, entries.len());
             for entry in entries {
@@ -90,6 +92,8 @@ fn encode_hello(hello: &Hello, out: &mut Vec<u8>) {
     put_u32(out, hello.segment_bytes);
     put_u64(out, hello.epoch);
     put_u16(out, hello.listen_port);
+    put_u64(out, hello.link);
+    put_u32(out, hello.resumes);
     out.extend_from_slice(&hello.nonce);
     out.extend_from_slice(&hello.mac);
     put_name(out, &hello.node);

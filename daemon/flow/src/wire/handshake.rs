@@ -76,6 +76,12 @@ pub struct Hello {
     /// TCP port that the sender's node listens on: with the address of this connection, where a peer that the
     /// configuration does not name can be dialled.
     pub listen_port: u16,
+    /// The data link that this connection is for: a random number other than 0 that its dialler chose when it was new.
+    /// 0 on a control link.
+    pub link: u64,
+    /// 0: the link is new. Else this connection takes the place of an earlier one of the same link, and the number is
+    /// larger than that of any before. 0 on a control link.
+    pub resumes: u32,
     /// Random, made for this handshake.
     pub nonce: [u8; 32],
     /// The code over the transcript, or 0 in the first Hello.
@@ -101,6 +107,8 @@ pub fn handshake_transcript(role: Role, dialler: &Hello, acceptor: &Hello) -> Ve
         bytes.extend_from_slice(&hello.segment_bytes.to_le_bytes());
         bytes.extend_from_slice(&hello.epoch.to_le_bytes());
         bytes.extend_from_slice(&hello.listen_port.to_le_bytes());
+        bytes.extend_from_slice(&hello.link.to_le_bytes());
+        bytes.extend_from_slice(&hello.resumes.to_le_bytes());
         bytes.extend_from_slice(&hello.nonce);
         // The length in front keeps two names from running into each other.
         bytes.push(u8::try_from(hello.node.as_str().len()).unwrap_or(u8::MAX));

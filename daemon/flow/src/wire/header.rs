@@ -20,7 +20,7 @@ use crate::ids::{ChannelIndex, Sequence};
 pub const HEADER_BYTES: usize = 32;
 
 /// Version of everything in this module. Peers must have the same.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Largest payload of an event, in bytes.
 pub const EVENT_BYTES_MAX: u32 = 1024;
@@ -184,9 +184,9 @@ const NAME_MAX: u32 = crate::exchange::NAME_BYTES_MAX as u32;
 
 frame_types! {
     /// First message of a handshake, and (with [`Flags::CONFIRM`]) its third.
-    Hello = 1, Link, 88, 87 + NAME_MAX, Flags::CONFIRM, [];
+    Hello = 1, Link, 100, 99 + NAME_MAX, Flags::CONFIRM, [];
     /// Second message of a handshake.
-    HelloAck = 2, Link, 88, 87 + NAME_MAX, Flags::NONE, [];
+    HelloAck = 2, Link, 100, 99 + NAME_MAX, Flags::NONE, [];
     /// A consumer asks for a subpartition and assigns the channel's index.
     OpenChannel = 3, ToProducer, 50, 49 + NAME_MAX, Flags::NONE, [channel];
     /// The producer's node serves the channel.
@@ -203,7 +203,7 @@ frame_types! {
     Limit = 9, ToProducer, 40, 40, Flags::NONE, [channel];
     /// How full the consumer wants buffers to be.
     BufferSize = 10, ToProducer, 4, 4, Flags::NONE, [channel];
-    /// Where a channel goes on after its link was replaced.
+    /// Where a channel goes on after the socket of its link was replaced.
     Resume = 11, ToProducer, 52, 52, Flags::NONE, [channel];
     /// The consumer is gone, or does not want the channel any more.
     Cancel = 12, ToProducer, 16 + FAILURE_BYTES_MIN, 16 + FAILURE_BYTES_MAX, Flags::NONE, [channel];
@@ -221,6 +221,8 @@ frame_types! {
     Stats = 18, Link, 10, CONTROL_BYTES_MAX, Flags::NONE, [];
     /// The sender will close the link, at once or when the channels on it have ended, and why.
     Goodbye = 19, Link, FAILURE_BYTES_MIN, FAILURE_BYTES_MAX, Flags::NONE, [];
+    /// First frame of each end on a socket that replaces another: how much of the peer's control it has.
+    LinkResume = 20, Link, 8, 8, Flags::NONE, [];
 }
 
 impl FrameType {
@@ -228,6 +230,16 @@ impl FrameType {
     #[must_use]
     pub const fn is_channel(self) -> bool {
         !matches!(self.direction(), Direction::Link)
+    }
+
+    /// Whether frames of this type happen once and can be told by no later one: they are counted, kept until the peer
+    /// has them, and sent again on the next socket of a link.
+    #[must_use]
+    pub const fn happens_once(self) -> bool {
+        matches!(
+            self,
+            Self::OpenChannel | Self::ChannelAccepted | Self::ChannelFailed | Self::Cancel | Self::EndAck
+        )
     }
 }
 

@@ -92,7 +92,7 @@ pub enum Message {
         /// Bytes of a buffer, at least 1.
         bytes: u32,
     },
-    /// Where a channel goes on after its link was replaced.
+    /// Where a channel goes on after the socket of its link was replaced.
     Resume {
         /// The channel.
         channel: ChannelIndex,
@@ -145,6 +145,11 @@ pub enum Message {
         /// Why.
         failure: Failure,
     },
+    /// What this end has of the link, first of all on a socket that replaces another.
+    LinkResume {
+        /// Frames that [happen once](FrameType::happens_once) which arrived since the link began.
+        control_received: u64,
+    },
 }
 
 impl Message {
@@ -170,6 +175,7 @@ impl Message {
             Self::Catalog { .. } => FrameType::Catalog,
             Self::Stats { .. } => FrameType::Stats,
             Self::Goodbye { .. } => FrameType::Goodbye,
+            Self::LinkResume { .. } => FrameType::LinkResume,
         }
     }
 }
@@ -209,7 +215,7 @@ pub struct Limit {
     pub age_us: u32,
 }
 
-/// What the receiver of a channel has when its link was replaced.
+/// What the receiver of a channel has when the socket of its link was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// The life of the partition that the channel belongs to.

@@ -51,6 +51,7 @@ pub fn partition_spec(shape: Shape, producer: u32, segments: u32) -> PartitionSp
         shape,
         incarnation: Incarnation(7),
         segments,
+        continue_without: false,
     }
 }
 
@@ -442,6 +443,30 @@ impl Pair {
         let bytes: Vec<u8> = node.wire.drain(..count).collect();
         node.shard.handle_received(node.link, &bytes, &mut node.memory, now).unwrap();
         count > 0
+    }
+
+    /// A node loses its socket. What the peer still sends into it goes nowhere.
+    pub fn lose(&mut self, index: usize) {
+        let now = self.now;
+        let node = &mut self.nodes[index];
+        if node.in_flight.take().is_some() {
+            node.shard.handle_sent(node.link, 0, now);
+        }
+        node.shard.handle_link_lost(node.link, "reset", now);
+        self.check();
+    }
+
+    /// Both nodes get a new socket; one that had not lost the old one loses it now, with what is unread in it.
+    pub fn resume(&mut self) {
+        for index in 0..2 {
+            self.lose(index);
+            self.nodes[index].wire.clear();
+        }
+        let now = self.now;
+        for node in &mut self.nodes {
+            assert!(node.shard.handle_link_resumed(node.link, now), "the link waits for a socket");
+        }
+        self.check();
     }
 
     /// Everything that can move does, timers included, until nothing does.
