@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_flow::ids::SubpartitionIndex;
 use weir_flow::stats::{ChannelStats, Side};
 
-use crate::book::Line;
+use crate::consumer::Consumer;
 use crate::coverage::Mark;
+use crate::line::Line;
 use crate::model::ChannelKey;
 use crate::world::World;
 
@@ -21,7 +22,7 @@ impl World {
                 let Some(line) = self.line_of(key) else { continue };
                 let result = match channel.side {
                     Side::Send => self.check_sender(node, line, channel),
-                    Side::Receive => check_receiver(line, channel),
+                    Side::Receive => check_receiver(line, channel, self.holds(line)),
                 };
                 result.map_err(|text| format!("{}: {key}: {text}: {channel:?}", self.nodes[node]))?;
                 if channel.side == Side::Receive {
@@ -60,16 +61,60 @@ impl World {
         if sum != line.submitted_bytes() {
             return Err(format!("{sum} bytes are accounted for; {} were submitted", line.submitted_bytes()));
         }
+        if line.suspended {
+            // A frame that was sent in part is back in the queue.
+            return Ok(());
+        }
         if view.queued_bytes > line.unsent() {
             return Err(format!("{} bytes are queued; {} were not sent", view.queued_bytes, line.unsent()));
         }
-        if view.acked_bytes.max(view.consumed_bytes) > line.payload_arrived {
-            let arrived = line.payload_arrived;
+        if view.acked_bytes.max(view.consumed_bytes) > line.arrived.payload {
+            let arrived = line.arrived.payload;
             return Err(format!("acked and consumed are {view:?}; {arrived} bytes arrived"));
         }
-        let most = line.limit_arrived.limit - line.opened_sent;
+        let most = line.limit_arrived.limit - line.sent.opened;
         if u64::from(stats.credit) > most {
             return Err(format!("credit is {}; possible at most {most}", stats.credit));
+        }
+        let is_quiet = self.links.iter().all(|link| link.is_quiet(node));
+        if is_quiet && stats.state == "open" && u64::from(stats.credit) != most {
+            return Err(format!(
+                "credit is {}; nothing is in flight and {most} segments may be opened",
+                stats.credit
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether the application that this channel feeds holds anything of any channel.
+    fn holds(&self, line: &Line) -> bool {
+        let ours = |consumer: &&Consumer| {
+            (consumer.key.exchange, consumer.key.consumer) == (line.key.exchange, line.key.consumer)
+        };
+        self.consumers.iter().find(ours).is_none_or(|consumer| {
+            let regions = &self.nodes[consumer.plan.place].regions;
+            let memory = consumer.gate.and_then(|gate| regions.get(gate));
+            memory.is_none_or(|memory| !memory.held.is_empty())
+        })
+    }
+
+    /// When nothing is on its way, a receiver knows of every segment that its sender would open.
+    pub(crate) fn check_backlogs(&self) -> Result<(), String> {
+        for node in &self.nodes {
+            for stats in node.shard.channels(self.common.now) {
+                let key = channel_key(&stats)?;
+                let waits = stats.side == Side::Send && stats.state == "open" && stats.credit == 0;
+                let Some(line) = self.line_of(key).filter(|line| waits && !line.suspended) else { continue };
+                // An event at the head of the queue hides what is behind it.
+                if stats.backlog > line.backlog_arrived
+                    && line.sent.events + 1 < line.limit_arrived.event_limit
+                {
+                    let told = line.backlog_arrived;
+                    return Err(format!(
+                        "{node}: {key}: the receiver knows of a backlog of {told}: {stats:?}"
+                    ));
+                }
+            }
         }
         Ok(())
     }
@@ -98,14 +143,18 @@ impl World {
 
 /// What the receiver says it has is what has arrived and was not handed over; and it has granted at least what the
 /// sender knows of.
-fn check_receiver(line: &Line, stats: &ChannelStats) -> Result<(), String> {
+fn check_receiver(line: &Line, stats: &ChannelStats, holds: bool) -> Result<(), String> {
     if stats.state != "open" && stats.state != "ended" {
         return Ok(());
     }
     if stats.queued_bytes != line.undelivered() {
         return Err(format!("{} bytes wait; {} should", stats.queued_bytes, line.undelivered()));
     }
-    let granted = u64::from(stats.receiver_ready) + line.opened_arrived;
+    let (held, idle) = (stats.receiver_held, line.idle_segments());
+    if stats.state == "open" && stats.queued_bytes == 0 && !holds && held != idle {
+        return Err(format!("{held} segments are held; nothing waits and {idle} are open"));
+    }
+    let granted = u64::from(stats.receiver_ready) + line.arrived.opened;
     if stats.state == "open" && granted < line.limit_sent.limit {
         return Err(format!(
             "{granted} segments were granted; the sender was told {}",

@@ -40,7 +40,8 @@ impl Common {
     /// What a run starts with.
     #[must_use]
     pub fn new(mut rng: Rng, model: Model, trace: bool, wanted: Sabotage) -> Self {
-        let opportunities = rng.below(20);
+        // Resuming is rare enough to be spoilt soon.
+        let opportunities = rng.below(if Sabotage::RULES.contains(&wanted) { 3 } else { 20 });
         Self {
             rng,
             model,
@@ -62,6 +63,18 @@ impl Common {
         let Some(exchange) = number else { return Err(format!("unknown exchange {}", open.exchange)) };
         let key = ChannelKey { exchange, producer: open.producer.0, consumer: open.consumer.0 };
         self.model.channel(key).map(|_| key)
+    }
+
+    /// Whether this is the wanted defect, and it was not put in yet.
+    #[must_use]
+    pub fn wants(&self, kind: Sabotage) -> bool {
+        self.wanted == kind && !self.sabotaged
+    }
+
+    /// Whether the wanted defect is one that changes what a core is told, and was not put in yet.
+    #[must_use]
+    pub fn may_tamper(&self) -> bool {
+        Sabotage::RULES.contains(&self.wanted) && !self.sabotaged
     }
 
     /// Whether this is the moment to put the defect in: it happens once, at one of its first opportunities.

@@ -11,7 +11,7 @@ use weir_flow::stats::Side;
 use crate::checks::channel_key;
 use crate::consumer;
 use crate::coverage::Mark;
-use crate::link::{Health, Link};
+use crate::link::Link;
 use crate::model::ChannelKey;
 use crate::pipe::Sending;
 use crate::producer;
@@ -28,6 +28,10 @@ pub(crate) enum Message {
     AttachGate(usize),
     /// This end of a link is ready.
     AddLink(usize, usize),
+    /// This end of a link has another socket.
+    AddSocket(usize, usize, usize),
+    /// This end of a link is over for good.
+    CloseLink(usize, usize, &'static str),
     /// A consumer's producer is at the other end of a link.
     Connect { consumer: usize, channel: u32, link: usize },
     /// A producer left or died.
@@ -67,6 +71,11 @@ impl Control {
         self.mailboxes[node].pop_front().map(|(_, message)| message)
     }
 
+    /// The messages that a node was not told are lost with it.
+    pub(crate) fn forget(&mut self, node: usize) {
+        self.mailboxes[node].clear();
+    }
+
     pub(crate) fn post(&mut self, node: usize, due: u64, message: Message) {
         self.mailboxes[node].push_back((due, message));
     }
@@ -82,23 +91,27 @@ impl World {
         for position in 0..self.consumers.len() {
             self.control_consumer(position, step, healed);
         }
+        self.redial();
         if healed {
             return;
         }
         let now = |steps: &[u64]| steps.iter().filter(|at| **at == step).count();
         let faults = &self.plan.faults;
-        let counts = [now(&faults.links_lost), now(&faults.links_silent), now(&faults.links_garbled)];
+        let counts = [now(&faults.links_cut), now(&faults.links_silent), now(&faults.links_garbled)];
         let drained = faults.drain.filter(|(at, _)| *at == step);
-        let hits: [fn(&mut Self, usize); 3] = [Self::break_link, Self::silence_link, Self::garble_link];
+        let restarted = faults.restart.filter(|(at, _)| *at == step);
+        let hits: [fn(&mut Self, usize); 3] = [Self::cut_soon, Self::silence_link, Self::garble_link];
         for (count, hit) in counts.into_iter().zip(hits) {
             for _ in 0..count {
-                let links = 0..self.links.len();
-                let up: Vec<_> = links.filter(|link| self.links[*link].health == Health::Up).collect();
-                if !up.is_empty() {
-                    let link = self.common.rng.pick(&up);
+                let working = self.working_links();
+                if !working.is_empty() {
+                    let link = self.common.rng.pick(&working);
                     hit(self, link);
                 }
             }
+        }
+        if let Some((_, number)) = restarted {
+            self.restart(number);
         }
         if let Some((_, number)) = drained {
             self.drain(number);
@@ -210,13 +223,19 @@ impl World {
     /// The link between two shards, dialled now if there is none that works.
     fn link_between(&mut self, near: usize, far: usize) -> usize {
         let shared = self.plan.shared_links;
-        let found = self.control.dialled.iter().find(|(from, to, link)| {
-            let same = (*from, *to) == (near, far) || shared && (*from, *to) == (far, near);
-            same && self.links[*link].health != Health::Broken
+        // What counts is what this node knows of the link: at the other end it may be over.
+        let found = self.control.dialled.iter().find_map(|(from, to, link)| {
+            let end = match (*from, *to) {
+                ends if ends == (near, far) => 0,
+                ends if shared && ends == (far, near) => 1,
+                _ => return None,
+            };
+            (!self.links[*link].ends[end].closed).then_some(*link)
         });
-        if let Some((_, _, link)) = found {
-            return *link;
+        if let Some(link) = found {
+            return link;
         }
+        self.close_older(near, far);
         let link = self.links.len();
         self.links.push(Link::new(
             [near, far],
@@ -232,6 +251,17 @@ impl World {
         link
     }
 
+    /// A new link of a dialler says that its older one is over there.
+    fn close_older(&mut self, near: usize, far: usize) {
+        for position in 0..self.control.dialled.len() {
+            let (from, to, link) = self.control.dialled[position];
+            if (from, to) == (near, far) && !self.links[link].ends[1].closed {
+                self.common.coverage.hit(Mark::FreshLink);
+                self.post(far, 0, Message::CloseLink(link, 1, "its dialler made a new one"));
+            }
+        }
+    }
+
     /// A shard reads one message of the control thread.
     pub(crate) fn control_message(&mut self, node: usize, message: Message) -> Result<(), String> {
         trace!(self.common.trace, self.nodes[node], "control {message:?}");
@@ -239,6 +269,8 @@ impl World {
             Message::AttachPartition(position) => self.attach_partition(node, position),
             Message::AttachGate(position) => self.attach_gate(node, position),
             Message::AddLink(link, end) => self.add_link(node, link, end),
+            Message::AddSocket(link, end, socket) => self.add_socket(link, end, socket),
+            Message::CloseLink(link, end, reason) => self.report_closed(node, link, end, reason),
             Message::Connect { consumer, channel, link } => self.connect(node, consumer, channel, link),
             Message::Drain => {
                 self.common.model.causes.draining = true;
@@ -300,6 +332,7 @@ impl World {
             shape: exchange.shape,
             incarnation: incarnation(position),
             segments: producer.segments(),
+            continue_without: exchange.continue_without,
         };
         let id = nodes[node].shard.handle_partition(spec, common.now);
         producer.partition = Some(id);
@@ -329,7 +362,9 @@ impl World {
         let peer = self.links[link].ends[1 - end].node;
         let spec = LinkSpec { peer: self.nodes[peer].node_name(), peer_shard: self.nodes[peer].place.index };
         let id = self.nodes[node].shard.handle_link(spec, self.common.now);
-        self.links[link].ends[end].id = Some(id);
+        let at = &mut self.links[link].ends[end];
+        (at.id, at.socket, at.heard) = (Some(id), Some(0), self.common.now);
+        at.closes_first = self.common.rng.chance(300);
         self.nodes[node].links.insert(id, (link, end));
     }
 
@@ -338,10 +373,42 @@ impl World {
         let key = consumer.channel(channel);
         let Some(gate) = consumer.gate else { return };
         let end = self.links[link].ends.iter().find(|end| end.node == node);
-        let Some(id) = end.and_then(|end| end.id) else { return };
+        let Some(end) = end else { return };
+        let Some(id) = end.id else { return };
+        self.common.coverage.hit_when(Mark::OpenedSuspended, end.socket.is_none() && !end.closed);
         let Some(position) = self.producer_position(key.exchange, key.producer) else { return };
         let life = ProducerLife { producer: ProducerIndex(key.producer), incarnation: incarnation(position) };
         self.nodes[node].shard.handle_producer(gate, life, id, self.common.now);
+    }
+
+    /// A node is started anew: its clients are gone, but for those that come later.
+    pub(crate) fn restart_clients(&mut self, node: usize) {
+        let Self { producers, consumers, common, .. } = self;
+        for producer in producers.iter_mut().filter(|producer| producer.plan.place == node) {
+            producer.partition = None;
+            match producer.state {
+                producer::State::Waiting => {}
+                producer::State::Attaching => producer.state = producer::State::Waiting,
+                _ if producer.left => {}
+                _ => {
+                    producer.kill(common);
+                    producer.ring.clear();
+                    common.model.causes.producers_gone.insert((producer.key.exchange, producer.key.producer));
+                }
+            }
+        }
+        for consumer in consumers.iter_mut().filter(|consumer| consumer.plan.place == node) {
+            consumer.gate = None;
+            match consumer.state {
+                consumer::State::Waiting => {}
+                consumer::State::Attaching => consumer.state = consumer::State::Waiting,
+                _ if consumer.left => consumer.given.clear(),
+                _ => {
+                    consumer.detach(common);
+                    consumer.given.clear();
+                }
+            }
+        }
     }
 
     /// The core says that nothing refers to a partition's memory any more.
@@ -386,11 +453,9 @@ impl Link {
     /// Whether the reader at this shard is inside a data frame for this consumer.
     fn reading_for(&self, node: usize, key: ChannelKey) -> bool {
         (0..2).any(|end| {
-            let tap = &self.pipes[1 - end].read;
+            let in_payload = self.reading(end).is_some_and(|pipe| pipe.read.position() == Position::Payload);
             let for_it = |found: ChannelKey| (found.exchange, found.consumer) == (key.exchange, key.consumer);
-            self.ends[end].node == node
-                && tap.position() == Position::Payload
-                && self.books[1 - end].arriving().is_some_and(for_it)
+            self.ends[end].node == node && in_payload && self.books[1 - end].arriving().is_some_and(for_it)
         })
     }
 }

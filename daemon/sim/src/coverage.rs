@@ -123,12 +123,120 @@ marks! {
     ClosedBeforeSent => "link closed before the send was reported",
     /// A record waited for the gate's budget of spanning records.
     SpanningWait => "spanning record waited for the budget",
-    /// A link broke.
-    LinkLost => "link lost",
-    /// A link broke with a send in flight.
-    LinkLostInFlight => "link lost with a send in flight",
-    /// A link broke inside a frame.
-    LinkLostMidFrame => "link lost in the middle of a frame",
+    /// An end learnt that its socket is gone.
+    LinkLost => "link lost its socket",
+    /// A socket broke with a send in flight.
+    LinkLostInFlight => "socket broke with a send in flight",
+    /// A shard was told that a socket is gone before it was told the result of a send on it.
+    LostBeforeSent => "socket lost before the send was reported",
+    /// A socket broke and both ends were told.
+    CutReset => "socket reset",
+    /// A socket broke and one end was told.
+    CutHalfOpen => "socket half-open",
+    /// A socket broke and nobody was told.
+    CutSilent => "socket silent",
+    /// The send in flight had been taken in part.
+    LostAfterShortWrite => "socket lost in the middle of a send",
+    /// The last byte read from a lost socket was the last of a frame.
+    LostAtBoundary => "socket lost between two frames",
+    /// A lost socket ended inside a header.
+    LostInHeader => "socket lost inside a header",
+    /// A lost socket ended inside a payload.
+    LostInPayload => "socket lost inside a payload",
+    /// A lost socket ended inside a control frame's body.
+    LostInBody => "socket lost inside a control frame",
+    /// One end had left a socket in which the other still believed.
+    LostApart => "ends noticed a loss at different times",
+    /// An end noticed by time alone that its socket is dead.
+    TimedOut => "dead socket found by its silence",
+    /// An end believed in its socket when the next one came.
+    Superseded => "believed-in socket superseded",
+    /// It had not read everything from the old one.
+    SupersededUnread => "superseded with unread bytes",
+    /// Bytes had arrived at a lost socket and were not read.
+    OldBytesDiscarded => "unread bytes of a lost socket discarded",
+    /// An OpenChannel was lost with its socket.
+    LostOpenChannel => "OpenChannel lost with its socket",
+    /// A ChannelAccepted was lost with its socket.
+    LostChannelAccepted => "ChannelAccepted lost with its socket",
+    /// A ChannelFailed was lost with its socket.
+    LostChannelFailed => "ChannelFailed lost with its socket",
+    /// A Cancel was lost with its socket.
+    LostCancel => "Cancel lost with its socket",
+    /// An EndOfData was lost with its socket.
+    LostEndOfData => "EndOfData lost with its socket",
+    /// An EndAck was lost with its socket.
+    LostEndAck => "EndAck lost with its socket",
+    /// A Backlog that gives a segment up was lost with its socket.
+    LostClosed => "Backlog CLOSED lost with its socket",
+    /// A Limit was lost with its socket.
+    LostLimit => "Limit lost with its socket",
+    /// An Event was lost with its socket.
+    LostEvent => "Event lost with its socket",
+    /// A Goodbye was lost with its socket.
+    LostGoodbye => "Goodbye lost with its socket",
+    /// A Data frame was lost with its socket.
+    LostData => "Data lost with its socket",
+    /// Both ends went on over another socket.
+    LinkResumed => "link resumed",
+    /// A link with data both ways got another socket.
+    ResumedBothWays => "link with data both ways resumed",
+    /// Data was sent again.
+    Rewound => "sender went back",
+    /// Nothing was to be sent again.
+    NothingToRewind => "sender went on where it was",
+    /// The end of data was sent again.
+    RewoundEnd => "end of data taken back",
+    /// A channel failed when its end of data had been sent and was lost: the receiver hears of it when it resumes.
+    FailedBehindEnd => "failed behind a lost end of data",
+    /// A segment that the sender had opened was not opened.
+    RewoundOpen => "opened segment taken back",
+    /// A segment that the sender had given up was open.
+    RewoundGivenUp => "given-up segment open again",
+    /// A control frame that happens once was sent again.
+    ControlResent => "control sent again",
+    /// A socket that replaced another broke before anything was said.
+    RecutBeforeResume => "resuming cut before LinkResume",
+    /// It broke with a LinkResume on the way.
+    RecutLinkResume => "resuming cut with LinkResume on the way",
+    /// It broke when one end knew what the other has.
+    RecutOneResume => "resuming cut with one LinkResume arrived",
+    /// It broke while control was sent again.
+    RecutControl => "resuming cut inside the resent control",
+    /// It broke with a Resume on the way.
+    RecutResume => "resuming cut with Resume on the way",
+    /// It broke before the dialler had it.
+    Stillborn => "socket lost behind its handshake",
+    /// A socket came for a link that was over.
+    ResumedTooLate => "socket for a link that was over",
+    /// The grace was over at the dialler first.
+    DiallerExpired => "grace over at the dialler",
+    /// The grace was over at the acceptor first.
+    AcceptorExpired => "grace over at the acceptor",
+    /// The grace was over at the other end too.
+    BothExpired => "grace over at both ends",
+    /// A dialler learnt that the acceptor does not know the link any more.
+    DialRefused => "redial refused",
+    /// A dialler whose link was over made a new one while the acceptor still waited.
+    FreshLink => "fresh link closed the older one",
+    /// A link was closed for good while it had no socket.
+    ClosedSuspended => "suspended link closed",
+    /// A link lost its socket after one end had said that it is stopping.
+    LostAfterGoodbye => "link lost after Goodbye",
+    /// A channel was opened over a link that had no socket.
+    OpenedSuspended => "channel opened over a suspended link",
+    /// A node was killed and started anew.
+    Restarted => "node started anew",
+    /// Its peer heard of that before it noticed.
+    EpochHeard => "peer heard of the new epoch",
+    /// A producer went on without a lost consumer.
+    SkippedGone => "lost consumer skipped",
+    /// It had begun a segment for it.
+    GoneWithBuilder => "lost consumer had an open segment",
+    /// It finished without it.
+    FinishedWithout => "finished without a lost consumer",
+    /// A producer failed with its link although its consumer has everything.
+    LostButDelivered => "link lost though everything was delivered",
     /// A partition was failed by one of its consumers.
     PartitionFailed => "partition failed by its consumer",
     /// A channel failed at its consumer.
@@ -202,7 +310,7 @@ mod tests {
         for mark in Mark::ALL {
             coverage.hit_when(*mark, *mark != Mark::LinkLost);
         }
-        assert_eq!(coverage.missed(), ["link lost"]);
+        assert_eq!(coverage.missed(), ["link lost its socket"]);
         let mut sum = coverage.clone();
         sum.merge(&coverage);
         assert_eq!(sum.count(Mark::LongTurn), 2);

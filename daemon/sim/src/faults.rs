@@ -1,6 +1,10 @@
 //! What goes wrong in a run, and how much of it: drawn once from the seed, so that some seeds have little of
 //! everything and others a lot of one thing.
 
+use weir_flow::wire::FrameType;
+
+use crate::pipe::Flying;
+use crate::plan::Timing;
 use crate::rng::Rng;
 
 /// The faults of one run. Rates are per thousand.
@@ -22,14 +26,20 @@ pub struct Faults {
     pub stalled_reader: u32,
     /// Socket buffer of each link and direction, in bytes.
     pub socket_bytes: usize,
-    /// The step at which a link breaks, and how many do.
-    pub links_lost: Vec<u64>,
+    /// Links that are cut, at these steps or a little later.
+    pub links_cut: Vec<u64>,
+    /// Links that are cut while a frame of a type is on its way, the first one after a step.
+    pub snipes: Vec<(u64, Snipe)>,
+    /// A socket that replaces another is cut soon.
+    pub recut: u32,
     /// Links that go silent instead of breaking, at these steps.
     pub links_silent: Vec<u64>,
     /// Links on which one byte of a header changes, at these steps.
     pub links_garbled: Vec<u64>,
     /// The step at which a node begins to stop, and its number.
     pub drain: Option<(u64, u16)>,
+    /// The step at which a node is killed and started anew, and its number.
+    pub restart: Option<(u64, u16)>,
 }
 
 impl Faults {
@@ -45,16 +55,19 @@ impl Faults {
             long_turn: 0,
             stalled_reader: 0,
             socket_bytes: 1 << 20,
-            links_lost: Vec::new(),
+            links_cut: Vec::new(),
+            snipes: Vec::new(),
+            recut: 0,
             links_silent: Vec::new(),
             links_garbled: Vec::new(),
             drain: None,
+            restart: None,
         }
     }
 
     /// The faults of a seed, for a run of `steps`.
     #[must_use]
-    pub fn draw(rng: &mut Rng, steps: u64) -> Self {
+    pub fn draw(rng: &mut Rng, steps: u64, timing: Timing) -> Self {
         let mut faults = Self::none();
         faults.socket_bytes = rng.pick(&[64, 700, 4096, 20_000, 1 << 16, 1 << 18]);
         for rate in [
@@ -69,19 +82,72 @@ impl Faults {
         faults.empty_write /= 4;
         faults.long_turn = rng.pick(&[0, 0, 5, 20]);
         faults.stalled_reader = rng.pick(&[0, 0, 5, 20]);
-        if rng.chance(150) {
-            faults.links_lost = (0..rng.range(1, 2)).map(|_| rng.below(steps)).collect();
-        }
-        if rng.chance(50) {
-            faults.links_silent = vec![rng.below(steps)];
-        }
-        if rng.chance(50) {
-            faults.links_garbled = vec![rng.below(steps)];
-        }
+        faults.draw_outages(rng, steps, timing);
         if rng.chance(50) {
             faults.drain = Some((rng.below(steps), rng.below(3) as u16));
         }
         faults
+    }
+
+    fn draw_outages(&mut self, rng: &mut Rng, steps: u64, timing: Timing) {
+        let (cuts, silent) = match timing {
+            Timing::Calm => return,
+            Timing::Resets => (rng.range(1, 6), 0),
+            Timing::Quick => (rng.range(0, 4), rng.range(0, 2)),
+            Timing::Slow => (rng.range(0, 3), rng.range(0, 2)),
+        };
+        self.links_cut = (0..cuts).map(|_| rng.below(steps)).collect();
+        self.links_silent = (0..silent).map(|_| rng.below(steps)).collect();
+        if rng.chance(500) {
+            self.snipes = (0..rng.range(1, 3)).map(|_| (rng.below(steps), rng.pick(Snipe::ALL))).collect();
+        }
+        self.recut = rng.pick(&[0, 100, 400, 800]);
+        if rng.chance(100) {
+            self.links_garbled = vec![rng.below(steps)];
+        }
+        if rng.chance(100) {
+            self.restart = Some((rng.below(steps), rng.below(3) as u16));
+        }
+    }
+}
+
+/// A kind of frame during which a link is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Snipe {
+    /// A frame of this type.
+    Frame(FrameType),
+    /// A Backlog that gives the open segment up.
+    Closed,
+    /// Any frame that is sent again.
+    Again,
+}
+
+impl Snipe {
+    /// Every kind that is tried.
+    pub const ALL: &'static [Self] = &[
+        Self::Frame(FrameType::OpenChannel),
+        Self::Frame(FrameType::ChannelAccepted),
+        Self::Frame(FrameType::ChannelFailed),
+        Self::Frame(FrameType::Cancel),
+        Self::Frame(FrameType::EndOfData),
+        Self::Frame(FrameType::EndAck),
+        Self::Frame(FrameType::Limit),
+        Self::Frame(FrameType::Event),
+        Self::Frame(FrameType::Goodbye),
+        Self::Frame(FrameType::LinkResume),
+        Self::Frame(FrameType::Resume),
+        Self::Closed,
+        Self::Again,
+    ];
+
+    /// Whether this is such a frame.
+    #[must_use]
+    pub fn hits(self, flying: &Flying) -> bool {
+        match self {
+            Self::Frame(frame) => flying.frame == frame,
+            Self::Closed => flying.closes,
+            Self::Again => flying.again,
+        }
     }
 }
 
@@ -109,11 +175,29 @@ pub enum Sabotage {
     LoseDelivery,
     /// The kernel reports more bytes as sent than it took.
     OverstateSent,
+    /// A sender goes on after an outage as if everything had arrived.
+    NoRewind,
+    /// It sends one frame again that had arrived.
+    RewindTooFar,
+    /// A frame that had arrived in part counts as arrived.
+    KeepHalfFrame,
+    /// A sender takes the open receive segment for closed.
+    ForgetFill,
+    /// A control frame that was lost is not sent again.
+    DropControl,
+    /// A control frame that had arrived is sent again.
+    RepeatControl,
+    /// A receiver does not hear that the open segment is given up.
+    ForgetClosed,
+    /// A sender frees what has not arrived.
+    FreeUnacked,
+    /// A shell reads what was left in the old socket when it has the next one.
+    ReadOldSocket,
 }
 
 impl Sabotage {
     /// Every kind of defect.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 18] = [
         Self::FlipPayloadByte,
         Self::FlipHeaderByte,
         Self::LoseGiveBack,
@@ -123,5 +207,26 @@ impl Sabotage {
         Self::RepeatDelivery,
         Self::LoseDelivery,
         Self::OverstateSent,
+        Self::NoRewind,
+        Self::RewindTooFar,
+        Self::KeepHalfFrame,
+        Self::ForgetFill,
+        Self::DropControl,
+        Self::RepeatControl,
+        Self::ForgetClosed,
+        Self::FreeUnacked,
+        Self::ReadOldSocket,
+    ];
+
+    /// Those that are put in by telling a core something else than what arrived.
+    pub const RULES: [Self; 8] = [
+        Self::NoRewind,
+        Self::RewindTooFar,
+        Self::KeepHalfFrame,
+        Self::ForgetFill,
+        Self::DropControl,
+        Self::RepeatControl,
+        Self::ForgetClosed,
+        Self::FreeUnacked,
     ];
 }

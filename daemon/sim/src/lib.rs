@@ -7,12 +7,14 @@
 //! - [`world`]: the run itself; one actor does one thing per step. [`settle`]: its end, when faults stop.
 //! - Actors: [`producer`] and [`consumer`] are clients that keep the rules, [`node`] and [`shell`] are what the
 //!   daemon's shell does around a `Shard`, [`kernel`] and [`pipe`] are sockets, [`control`] is the control thread.
-//! - Judges: [`model`] knows what each channel must deliver; [`tap`] and [`book`] read the wire as an analyser would;
+//!   [`link`] and [`outage`]: a link outlives its sockets, which break at any byte and are replaced, or not in time.
+//! - Judges: [`model`] knows what each channel must deliver; [`tap`], [`book`], [`mod@line`] and [`once`] read the wire as
+//!   an analyser would, over all sockets of a link;
 //!   [`memory`] poisons what nobody owns; [`checks`] compares both ends of each link.
 //! - [`coverage`]: rare paths by name, so that a test can demand that each was taken.
 //!
 //! Everything the judges say is a [`world::Finding`] with the command that replays it. [`faults::Sabotage`] puts
-//! defects in on purpose, so that a test can demand that they are found.
+//! defects in on purpose, some of them with `tamper`, so that a test can demand that they are found.
 
 pub mod assembling;
 pub mod book;
@@ -23,10 +25,13 @@ pub mod control;
 pub mod coverage;
 pub mod faults;
 pub mod kernel;
+pub mod line;
 pub mod link;
 pub mod memory;
 pub mod model;
 pub mod node;
+pub mod once;
+pub mod outage;
 pub mod pipe;
 pub mod plan;
 pub mod producer;
@@ -34,6 +39,7 @@ pub mod rng;
 pub mod selecting;
 pub mod settle;
 pub mod shell;
+pub mod tamper;
 pub mod tap;
 pub mod trace;
 pub mod world;

@@ -146,6 +146,8 @@ pub struct Causes {
 #[derive(Debug)]
 pub struct Model {
     shapes: Vec<Shape>,
+    /// Whether an exchange goes on without a consumer that is lost.
+    continues: Vec<bool>,
     channels: BTreeMap<ChannelKey, ChannelModel>,
     /// Which link carries a channel, once it was opened.
     pub links: BTreeMap<ChannelKey, usize>,
@@ -168,7 +170,29 @@ impl Model {
                 }
             }
         }
-        Self { shapes, channels, links: BTreeMap::new(), causes: Causes::default() }
+        let continues = vec![false; shapes.len()];
+        Self { shapes, continues, channels, links: BTreeMap::new(), causes: Causes::default() }
+    }
+
+    /// Sets which exchanges go on without a consumer that is lost. Those whose consumers are not interchangeable
+    /// never do.
+    #[must_use]
+    pub fn continuing(mut self, continues: &[bool]) -> Self {
+        let rebalance = self.shapes.iter().map(|shape| shape.strategy == Strategy::Rebalance);
+        self.continues = continues.iter().zip(rebalance).map(|(wanted, may)| *wanted && may).collect();
+        self
+    }
+
+    /// Whether an exchange goes on without a consumer that is lost.
+    #[must_use]
+    pub fn continues(&self, exchange: u32) -> bool {
+        self.continues.get(exchange as usize).copied().unwrap_or_default()
+    }
+
+    /// The channels whose loss this one feels: its own, and with the policy `fail` its siblings.
+    fn felt(&self, key: ChannelKey) -> impl Iterator<Item = ChannelKey> {
+        let alone = self.continues(key.exchange);
+        self.siblings(key.exchange, key.producer).filter(move |sibling| !alone || *sibling == key)
     }
 
     /// All channels.
@@ -283,10 +307,10 @@ impl Model {
         Ok(())
     }
 
-    /// A failure of one channel must have a cause of the same kind: its own, or one of a sibling, because the
-    /// policy of every exchange is that a failed channel fails its partition.
+    /// A failure of one channel must have a cause of the same kind: its own, or with the policy `fail`, by which a
+    /// failed channel fails its partition, one of a sibling.
     pub fn explained(&self, key: ChannelKey, failure: &Failure) -> Result<(), String> {
-        let siblings = || self.siblings(key.exchange, key.producer);
+        let siblings = || self.felt(key);
         let code = failure.code;
         let caused = match code {
             FailureCode::ProducerGone => {
@@ -311,19 +335,22 @@ impl Model {
 
     /// A failure of a whole partition must have a cause in one of its channels.
     pub fn partition_explained(&self, exchange: u32, producer: u32, failure: &Failure) -> Result<(), String> {
-        match self.siblings(exchange, producer).next() {
-            Some(key) => self.explained(key, failure),
-            None => Err(format!("x{exchange} p{producer}: there is no such partition")),
+        if self.continues(exchange) {
+            let left = self.siblings(exchange, producer).find(|key| !self.may_fail(*key));
+            if let Some(key) = left {
+                return Err(format!("{key}: the partition failed while this channel goes on: {failure}"));
+            }
         }
+        let mut results = self.siblings(exchange, producer).map(|key| self.explained(key, failure));
+        let first = results.next().unwrap_or_else(|| Err("there is no such partition".into()));
+        if results.any(|result| result.is_ok()) { Ok(()) } else { first }
     }
 
     /// Whether the channel, or a sibling of it, was hit by a fault, so that it need not deliver everything.
     #[must_use]
     pub fn may_fail(&self, key: ChannelKey) -> bool {
         self.causes.producers_gone.contains(&(key.exchange, key.producer))
-            || self
-                .siblings(key.exchange, key.producer)
-                .any(|s| self.lost(s) || self.abandoned(s) || self.causes.refused.contains(&s))
+            || self.felt(key).any(|s| self.lost(s) || self.abandoned(s) || self.causes.refused.contains(&s))
     }
 
     /// The channels of one producer.

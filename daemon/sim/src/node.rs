@@ -32,6 +32,8 @@ pub struct Node {
     pub ready_partitions: BTreeSet<PartitionId>,
     /// Links that the core wants polled.
     pub ready_links: BTreeSet<LinkId>,
+    /// Links that the core said wait for a socket.
+    pub suspended: BTreeSet<LinkId>,
     /// It was told that its node is stopping.
     pub draining: bool,
     /// In a long turn until then.
@@ -63,6 +65,7 @@ impl Node {
             ready_gates: BTreeSet::new(),
             ready_partitions: BTreeSet::new(),
             ready_links: BTreeSet::new(),
+            suspended: BTreeSet::new(),
             draining: false,
             busy_until: Time(0),
             events_taken: BTreeMap::new(),

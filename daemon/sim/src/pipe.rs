@@ -8,10 +8,30 @@ use std::collections::VecDeque;
 
 use weir_flow::ids::{ChannelIndex, PartitionId, Sequence};
 use weir_flow::shard::{Part, Transmit};
+use weir_flow::wire::{Flags, FrameType, Header};
 
 use crate::tap::Tap;
 
-/// The bytes between two sockets, in order. A bounded number of them; none is lost.
+/// A frame of which a byte was sent and the last one has not arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flying {
+    /// Its type.
+    pub frame: FrameType,
+    /// It gives the open segment up.
+    pub closes: bool,
+    /// It was sent before, on an earlier socket.
+    pub again: bool,
+}
+
+impl Flying {
+    /// A frame with this header.
+    #[must_use]
+    pub const fn new(header: &Header, again: bool) -> Self {
+        Self { frame: header.frame_type, closes: header.flags.has(Flags::CLOSED), again }
+    }
+}
+
+/// The bytes between two sockets, in order. A bounded number of them; none is lost while the connection holds.
 #[derive(Debug)]
 pub struct Pipe {
     bytes: VecDeque<u8>,
@@ -21,6 +41,8 @@ pub struct Pipe {
     pub sent: Tap,
     /// Reads what comes out.
     pub read: Tap,
+    /// Frames on their way.
+    pub flying: VecDeque<Flying>,
 }
 
 impl Pipe {
@@ -28,7 +50,7 @@ impl Pipe {
     #[must_use]
     pub fn new(capacity: usize, segment_bytes: u32) -> Self {
         let (sent, read) = (Tap::new(segment_bytes), Tap::new(segment_bytes));
-        Self { bytes: VecDeque::new(), arrived: 0, capacity, sent, read }
+        Self { bytes: VecDeque::new(), arrived: 0, capacity, sent, read, flying: VecDeque::new() }
     }
 
     /// Bytes that can go in now.
@@ -77,6 +99,13 @@ impl Pipe {
     pub fn reset(&mut self) {
         self.bytes.clear();
         self.arrived = 0;
+        self.flying.clear();
+    }
+
+    /// Of what is on its way, `kept` bytes still arrive and the rest never does.
+    pub fn cut(&mut self, kept: usize) {
+        self.arrive(kept);
+        self.bytes.truncate(self.arrived);
     }
 }
 

@@ -93,6 +93,21 @@ pub struct ExchangePlan {
     pub producers: Vec<ProducerPlan>,
     /// Its consumers, by index.
     pub consumers: Vec<ConsumerPlan>,
+    /// It goes on without a consumer that is lost.
+    pub continue_without: bool,
+}
+
+/// How long outages and the grace of links are in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// No link breaks.
+    Calm,
+    /// Links break, both ends are told soon, and the grace is longer than any run; or there is none.
+    Resets,
+    /// All times are so short that outages last longer than the grace, and that a stall looks like an outage.
+    Quick,
+    /// A silent link is found when all else is done.
+    Slow,
 }
 
 /// A whole run.
@@ -106,6 +121,8 @@ pub struct Plan {
     pub exchanges: Vec<ExchangePlan>,
     /// What goes wrong.
     pub faults: Faults,
+    /// How long outages and the grace of links are.
+    pub timing: Timing,
     /// One link carries channels in both directions, instead of one link for each.
     pub shared_links: bool,
     /// Largest virtual time between two steps, in nanoseconds.
@@ -130,13 +147,15 @@ impl Plan {
     /// The plan of a seed.
     #[must_use]
     pub fn draw(rng: &mut Rng, steps: u64) -> Self {
-        let faults = Faults::draw(rng, steps);
+        let timing = match rng.below(100) {
+            0..40 => Timing::Calm,
+            40..68 => Timing::Resets,
+            68..92 => Timing::Quick,
+            _ => Timing::Slow,
+        };
+        let faults = Faults::draw(rng, steps, timing);
         let mut limits = draw_limits(rng);
-        if !faults.links_silent.is_empty() {
-            // Longer than any stall of a run, short enough to come within it.
-            limits.ping_interval_ns = 1_000_000_000;
-            limits.peer_timeout_ns = 10_000_000_000;
-        }
+        set_times(rng, timing, &mut limits);
         let mut shards = Vec::new();
         for node in 0..rng.range(1, 3) as u16 {
             shards.extend((0..rng.range(1, 2) as u16).map(|index| ShardPlan { node, index }));
@@ -150,10 +169,31 @@ impl Plan {
             shards,
             exchanges,
             faults,
+            timing,
             shared_links: rng.chance(700),
-            step_ns: rng.pick(&[2_000, 20_000, 200_000, 2_000_000]),
+            step_ns: match timing {
+                Timing::Quick => rng.pick(&[200_000, 2_000_000]),
+                _ => rng.pick(&[2_000, 20_000, 200_000, 2_000_000]),
+            },
             steps,
         }
+    }
+
+    /// How long a link cannot be reached after it broke, in nanoseconds.
+    #[must_use]
+    pub fn outage(&self, rng: &mut Rng) -> u64 {
+        let grace = self.limits.link_grace_ns;
+        match self.timing {
+            // About as long as the grace, so that it is over on one end only, now and then.
+            Timing::Quick => rng.pick(&[0, 1, grace / 4, grace * 9 / 10, grace * 11 / 10, grace * 2]),
+            _ => rng.pick(&[0, 1, rng.clone().small(self.step_ns * 300)]),
+        }
+    }
+
+    /// Which exchanges go on without a consumer that is lost.
+    #[must_use]
+    pub fn continues(&self) -> Vec<bool> {
+        self.exchanges.iter().map(|exchange| exchange.continue_without).collect()
     }
 
     /// Shapes of all exchanges.
@@ -183,6 +223,30 @@ fn draw_limits(rng: &mut Rng) -> Limits {
         limit_delay_ns: rng.pick(&[0, 20_000, 500_000]),
         ping_interval_ns: rng.pick(&[1_000_000, 100_000_000, 1_000_000_000]),
         peer_timeout_ns: 60_000_000_000,
+        link_grace_ns: 70_000_000_000,
+    }
+}
+
+/// Times of links. A run comes to its end by a bounded number of pings, so that they are never much shorter than what
+/// is waited for.
+fn set_times(rng: &mut Rng, timing: Timing, limits: &mut Limits) {
+    match timing {
+        Timing::Calm => {}
+        Timing::Resets => {
+            limits.ping_interval_ns = 2_000_000_000;
+            limits.link_grace_ns = rng.pick(&[0, 61_000_000_000, 70_000_000_000, 100_000_000_000]);
+        }
+        Timing::Quick => {
+            limits.ping_interval_ns = rng.pick(&[1_000_000, 2_000_000, 4_000_000]);
+            limits.peer_timeout_ns = limits.ping_interval_ns * rng.range(2, 6);
+            limits.link_grace_ns = limits.peer_timeout_ns * rng.range(11, 40) / 10;
+        }
+        Timing::Slow => {
+            // Longer than any stall of a run.
+            limits.ping_interval_ns = 1_000_000_000;
+            limits.peer_timeout_ns = 10_000_000_000;
+            limits.link_grace_ns = rng.pick(&[11_000_000_000, 30_000_000_000]);
+        }
     }
 }
 
@@ -208,6 +272,7 @@ fn draw_exchange(
     ExchangePlan {
         name: exchange_name(position),
         shape,
+        continue_without: rng.chance(500),
         producers: (0..producers).map(|_| draw_producer(rng, limits, shards, steps, deadly, bytes)).collect(),
         consumers: (0..consumers).map(|_| draw_consumer(rng, limits, shards, steps, deadly)).collect(),
     }

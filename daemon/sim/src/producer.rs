@@ -48,6 +48,8 @@ pub struct Cell {
     pub sent_segments: u64,
     /// Events that were taken and consumed.
     pub events_done: u64,
+    /// Its consumer is lost.
+    pub is_gone: bool,
 }
 
 /// An open segment.
@@ -196,6 +198,7 @@ impl Producer {
         if common.healed || self.rng.chance(700) {
             progress |= self.read_updates(common)?;
             self.read_cells();
+            progress |= self.leave_gone(common)?;
         }
         self.pool.check().map_err(|violation| format!("{self}: {violation}"))?;
         // A segment may come back after the last acknowledgement: the kernel can be later than the peer.
@@ -227,6 +230,8 @@ impl Producer {
                     self.pool.handle_returned(segment).map_err(|error| format!("{self}: {error}"))?;
                 }
                 PartitionUpdate::Finished if self.state == State::Ending => {
+                    let continued = self.cells.iter().any(|cell| cell.is_gone);
+                    common.coverage.hit_when(Mark::FinishedWithout, continued);
                     self.state = State::Finished;
                 }
                 PartitionUpdate::Failed(failure) if matches!(self.state, State::Running | State::Ending) => {
@@ -245,6 +250,36 @@ impl Producer {
         for (subpartition, cell) in (0u32..).zip(&self.cells) {
             self.pool.handle_sent(SubpartitionIndex(subpartition), cell.sent_segments);
         }
+    }
+
+    /// Goes on without consumers that are lost, if the exchange does: what is begun for them is given up.
+    fn leave_gone(&mut self, common: &mut Common) -> Result<bool, String> {
+        if self.state != State::Running || self.lied || !common.model.continues(self.key.exchange) {
+            return Ok(false);
+        }
+        let mut progress = false;
+        for subpartition in 0..self.cells.len() {
+            if !self.cells[subpartition].is_gone {
+                continue;
+            }
+            let key = self.channel(subpartition);
+            if !common.model.may_fail(key) {
+                return Err(format!("{key}: its consumer is said to be lost, with nothing that explains it"));
+            }
+            if self.pending.as_ref().is_some_and(|pending| pending.subpartition == subpartition) {
+                self.pending = None;
+            }
+            if self.builders[subpartition].is_some() {
+                progress = true;
+                common.coverage.hit(Mark::GoneWithBuilder);
+                self.submit(subpartition, true, common)?;
+            }
+        }
+        Ok(progress)
+    }
+
+    fn is_gone(&self, subpartition: usize, common: &Common) -> bool {
+        self.cells[subpartition].is_gone && common.model.continues(self.key.exchange)
     }
 
     fn work(&mut self, common: &mut Common) -> Result<bool, String> {
@@ -287,16 +322,24 @@ impl Producer {
     fn begin_record(&mut self, common: &mut Common) -> Result<bool, String> {
         let bytes = self.record_bytes();
         let mut payload = Vec::new();
+        if (0..self.cells.len()).all(|subpartition| self.is_gone(subpartition, common)) {
+            return Ok(false);
+        }
         let tries = if self.plan.skips && self.shape.strategy != Strategy::Forward { 4 } else { 1 };
         let mut chosen = None;
-        for _ in 0..tries {
+        for attempt in 0..tries {
             self.number += 1;
             let seed =
                 crate::rng::mix(u64::from(self.key.exchange) << 40 | u64::from(self.key.producer) << 32)
                     .wrapping_add(self.number << 20);
             let content = Content { seed, bytes };
             content.write(&mut payload);
-            let subpartition = self.selecting.select(&payload)?;
+            let mut subpartition = self.selecting.select(&payload)?;
+            while self.is_gone(subpartition, common) {
+                common.coverage.hit(Mark::SkippedGone);
+                self.selecting.skipped();
+                subpartition = self.selecting.select(&payload)?;
+            }
             chosen = Some((content, subpartition));
             if self.builders[subpartition].is_some()
                 || self.pool.is_available(SubpartitionIndex(subpartition as u32))
@@ -304,6 +347,10 @@ impl Producer {
                 break;
             }
             self.selecting.skipped();
+            if tries > 1 && attempt + 1 == tries && self.rng.chance(700) {
+                // It looks again later.
+                return Ok(false);
+            }
         }
         let Some((content, subpartition)) = chosen else { return Ok(false) };
         let key = self.channel(subpartition);
@@ -446,6 +493,9 @@ impl Producer {
 
     fn send_event(&mut self, common: &mut Common) -> Result<bool, String> {
         let subpartition = self.rng.index(self.builders.len());
+        if self.is_gone(subpartition, common) {
+            return Ok(false);
+        }
         let in_flight = self.events[subpartition] - self.cells[subpartition].events_done;
         if in_flight + 1 >= self.event_window {
             common.coverage.hit(Mark::EventWindowFull);
@@ -473,10 +523,13 @@ impl Producer {
 
     fn finish(&mut self, common: &mut Common) -> Result<bool, String> {
         let subpartition = self.ends_given;
-        self.submit(subpartition, true, common)?;
-        common.model.give_end(self.channel(subpartition))?;
-        self.push(Submission::End { subpartition: SubpartitionIndex(subpartition as u32) })?;
         self.ends_given += 1;
+        // Nobody reads the end of one that is lost; to say it or not is the same.
+        if !self.is_gone(subpartition, common) || self.rng.chance(500) {
+            self.submit(subpartition, true, common)?;
+            common.model.give_end(self.channel(subpartition))?;
+            self.push(Submission::End { subpartition: SubpartitionIndex(subpartition as u32) })?;
+        }
         trace!(common.trace, self, "ends subpartition {subpartition}");
         if self.ends_given == self.builders.len() {
             self.selecting.check()?;

@@ -1,12 +1,14 @@
 //! The end of a run: faults stop, everybody reads, and then nothing may be missing and nothing may be left over.
 
+use weir_flow::failure::FailureCode;
 use weir_flow::ids::Time;
 use weir_flow::stats::Side;
 
 use crate::checks::channel_key;
 use crate::consumer::{self, Consumer};
-use crate::link::Health;
+use crate::coverage::Mark;
 use crate::model::{ChannelKey, Outcome};
+use crate::plan::Timing;
 use crate::producer::{self, Producer};
 use crate::trace;
 use crate::world::World;
@@ -18,11 +20,19 @@ const IDLE_JUMPS_MAX: u32 = 400;
 const ROUNDS_MAX: u64 = 200_000;
 
 impl World {
+    /// As the end of [`Self::run`], for a run whose steps were made one by one.
+    pub fn settle_now(&mut self) -> Result<(), String> {
+        self.settle()
+    }
+
     /// Lets everything come to its end and looks at what is left.
     pub(crate) fn settle(&mut self) -> Result<(), String> {
         self.common.healed = true;
         for node in &mut self.nodes {
             node.busy_until = Time(0);
+        }
+        for socket in self.links.iter_mut().flat_map(|link| &mut link.sockets) {
+            (socket.cut_after, socket.garble) = ([None; 2], false);
         }
         // First with the stopped consumers still stopped: nobody else may miss anything.
         if self.consumers.iter().any(|consumer| consumer.stopped) {
@@ -44,9 +54,14 @@ impl World {
         stuck: &str,
         goal: impl Fn(&Self) -> Result<(), String>,
     ) -> Result<(), String> {
-        let mut idle_jumps = 0;
+        // When a link is lost nothing moves before its grace is over.
+        let idle_ns = match self.plan.timing {
+            Timing::Calm => 0,
+            _ => 2 * (self.plan.limits.link_grace_ns + self.plan.limits.peer_timeout_ns),
+        };
+        let (mut idle_jumps, mut idle_from) = (0, self.common.now);
         let mut measured = self.measure();
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
             let mut progress = false;
             self.control_act();
             for position in 0..self.actors() {
@@ -55,17 +70,27 @@ impl World {
                 let actor = self.actor(position);
                 progress |= self.act(actor)?;
             }
+            if round % 8 == 0 {
+                self.check_accounts()?;
+            }
             if progress {
                 self.common.now = self.common.now.after_ns(1_000);
                 continue;
             }
             self.check_accounts()?;
             self.check_told()?;
+            if self.links.iter().all(|link| link.working().is_some()) {
+                self.check_backlogs()?;
+            }
             let Err(missing) = goal(self) else { return Ok(()) };
             let now = self.measure();
-            idle_jumps = if now == measured { idle_jumps + 1 } else { 0 };
+            if now == measured {
+                idle_jumps += 1;
+            } else {
+                (idle_jumps, idle_from) = (0, self.common.now);
+            }
             measured = now;
-            if idle_jumps > IDLE_JUMPS_MAX {
+            if idle_jumps > IDLE_JUMPS_MAX && self.common.now.since_ns(idle_from) >= idle_ns {
                 return Err(format!("stuck: {stuck}: {missing}"));
             }
             self.jump();
@@ -77,7 +102,7 @@ impl World {
     /// trickle must not wait for company.
     fn check_told(&self) -> Result<(), String> {
         let soon = self.common.now.after_ns(self.plan.limits.limit_delay_ns);
-        for link in self.links.iter().filter(|link| link.health == Health::Up) {
+        for link in self.links.iter().filter(|link| link.working().is_some()) {
             for (end, book) in link.books.iter().enumerate() {
                 let node = &self.nodes[link.ends[1 - end].node];
                 if node.shard.poll_timeout().is_some_and(|(due, _)| due <= soon) {
@@ -105,7 +130,7 @@ impl World {
         let taken = self.common.model.channels().map(|(_, channel)| channel.records + channel.events);
         let lines = self.links.iter().flat_map(|link| &link.books).flat_map(|book| book.lines());
         let moved =
-            lines.map(|line| line.payload_arrived + line.limit_arrived.ack + line.limit_arrived.consumed);
+            lines.map(|line| line.arrived.payload + line.limit_arrived.ack + line.limit_arrived.consumed);
         let free = self.producers.iter().map(|producer| u64::from(producer.pool.free()));
         let clients = self.producers.iter().filter(|p| p.left).count()
             + self.consumers.iter().filter(|c| c.left).count();
@@ -113,7 +138,12 @@ impl World {
             .nodes
             .iter()
             .map(|node| (node.partitions.len() + node.gates.len() + node.links.len()) as u64);
+        let links = self.links.iter().map(|link| {
+            let over = link.ends.iter().filter(|end| end.closed).count() as u64;
+            link.sockets.len() as u64 * 3 + over
+        });
         taken
+            .chain(links)
             .chain(moved)
             .chain(free)
             .chain(held)
@@ -225,12 +255,18 @@ impl World {
                 return Err(format!("{node} keeps a channel: {left:?}"));
             }
         }
-        if self.links_are_quiet() { Ok(()) } else { Err("something is still on a link".into()) }
+        self.check_links_quiet()
     }
 
     /// What must be true of each client and each channel when all is over.
-    fn check_outcomes(&self) -> Result<(), String> {
+    fn check_outcomes(&mut self) -> Result<(), String> {
         for producer in &self.producers {
+            let lost = matches!(&producer.state, producer::State::Failed(failure) if failure.code == FailureCode::LinkLost);
+            let delivered =
+                |key| self.common.model.channel(key).is_ok_and(|c| c.outcome == Some(Outcome::End));
+            let mut channels = self.common.model.siblings(producer.key.exchange, producer.key.producer);
+            let delivered = lost && channels.all(delivered);
+            self.common.coverage.hit_when(Mark::LostButDelivered, delivered);
             if producer.state == producer::State::Finished && producer.pool.free() != producer.segments() {
                 let (free, all) = (producer.pool.free(), producer.segments());
                 return Err(format!("{producer} has finished; {free} of {all} segments came back"));

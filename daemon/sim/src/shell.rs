@@ -14,10 +14,10 @@ use crate::consumer::GivenBack;
 use crate::control::Message;
 use crate::coverage::Mark;
 use crate::faults::Sabotage;
-use crate::link::Health;
 use crate::model::ChannelKey;
 use crate::node::Node;
 use crate::pipe::{Sending, part_bytes};
+use crate::plan::Timing;
 use crate::producer::Cell;
 use crate::trace;
 use crate::world::World;
@@ -36,6 +36,7 @@ pub(crate) enum Task {
     Sent(usize, usize),
     Received(usize, usize),
     Closed(usize, usize),
+    Adopt(usize, usize),
     Transmit(LinkId),
     Updates(PartitionId),
     Deliveries(GateId),
@@ -92,18 +93,29 @@ impl World {
             }
         }
         for (id, (link, end)) in &shell.links {
-            let (at, pipe) = (&self.links[*link].ends[*end], &self.links[*link].pipes[1 - *end]);
-            let health = self.links[*link].health;
-            if at.sending.as_ref().is_some_and(|sending| sending.result.is_some()) {
+            let at = &self.links[*link].ends[*end];
+            let is_sent = at.sending.as_ref().is_some_and(|sending| sending.result.is_some());
+            if is_sent {
                 tasks.push(Task::Sent(*link, *end));
             }
-            if pipe.readable() > 0 && (self.common.healed || self.common.now >= at.stalled_until) {
+            let Some(number) = at.socket else {
+                if at.next_socket.is_some() && at.sending.is_none() {
+                    tasks.push(Task::Adopt(*link, *end));
+                }
+                continue;
+            };
+            let socket = &self.links[*link].sockets[number];
+            let readable = socket.pipes[1 - *end].readable() > 0 && at.condemned.is_none();
+            let told = socket.is_told(*end, self.common.step, self.common.healed);
+            // What was not read from a socket that is replaced is never read.
+            let is_replaced = at.next_socket.is_some();
+            if readable && !is_replaced && (self.common.healed || self.common.now >= at.stalled_until) {
                 tasks.push(Task::Received(*link, *end));
             }
-            if health == Health::Broken && !at.closed && (at.sending.is_none() || at.closes_first) {
+            if (told || at.condemned.is_some()) && (at.sending.is_none() || at.closes_first) {
                 tasks.push(Task::Closed(*link, *end));
             }
-            if at.sending.is_none() && health != Health::Broken && shell.ready_links.contains(id) {
+            if at.sending.is_none() && !told && at.condemned.is_none() && shell.ready_links.contains(id) {
                 tasks.push(Task::Transmit(*id));
             }
         }
@@ -124,13 +136,19 @@ impl World {
             Task::GivenBack(consumer) => self.read_given_back(node, consumer)?,
             Task::Sent(link, end) => self.report_sent(node, link, end)?,
             Task::Received(link, end) => self.receive(node, link, end)?,
-            Task::Closed(link, end) => self.report_closed(node, link, end, "connection reset"),
+            Task::Closed(link, end) => match self.links[link].ends[end].condemned.clone() {
+                Some(reason) => self.report_closed(node, link, end, &reason),
+                None => self.report_lost(node, link, end, "connection reset")?,
+            },
+            Task::Adopt(link, end) => self.adopt(node, link, end)?,
             Task::Transmit(id) => return self.transmit(node, id),
             Task::Updates(id) => self.pass_updates(node, id)?,
             Task::Deliveries(id) => return self.deliver(node, id),
             Task::Timeout => {
                 trace!(self.common.trace, self.nodes[node], "timeout");
                 self.nodes[node].shard.handle_timeout(self.common.now);
+                self.absorb(node)?;
+                self.check_grace(node)?;
             }
             Task::Control => {
                 if let Some(message) = self.control.next(node) {
@@ -225,6 +243,9 @@ impl World {
         let Some(id) = at.id else { return Ok(()) };
         trace!(self.common.trace, self.nodes[node], "link {link} sent {result}");
         self.nodes[node].shard.handle_sent(id, result, self.common.now);
+        if self.links[link].ends[end].is_losing {
+            self.finish_loss(node, link, end, id)?;
+        }
         if self.links[link].ends[end].closed {
             self.nodes[node].links.remove(&id);
         }
@@ -235,7 +256,8 @@ impl World {
         self.maybe_stall(link, end);
         let faults = &self.plan.faults;
         let (cut, near) = (faults.cut_read, faults.cut_near_boundary);
-        let readable = self.links[link].pipes[1 - end].readable();
+        let Some(socket) = self.links[link].ends[end].socket else { return Ok(()) };
+        let readable = self.links[link].sockets[socket].pipes[1 - end].readable();
         let bytes = if self.common.healed {
             readable
         } else if self.common.rng.chance(near) {
@@ -246,49 +268,34 @@ impl World {
             readable
         };
         let mut buffer = std::mem::take(&mut self.buffer);
-        self.links[link].pipes[1 - end].read(bytes, &mut buffer);
+        self.links[link].sockets[socket].pipes[1 - end].read(bytes, &mut buffer);
         let Self { links, common, nodes, .. } = self;
+        let instead = links[link].tampered(end, &buffer, common);
         links[link].arrived(end, &buffer, common)?;
+        let given = instead.as_deref().unwrap_or(&buffer);
         let Some(id) = links[link].ends[end].id else { return Ok(()) };
         let shell = &mut nodes[node];
         trace!(common.trace, shell, "link {link} received {bytes} bytes");
-        let result = shell.shard.handle_received(id, &buffer, &mut shell.regions, common.now);
+        let result = shell.shard.handle_received(id, given, &mut shell.regions, common.now);
         self.buffer = buffer;
         match result {
-            Err(error) if self.links[link].is_garbled => {
+            Err(error) if self.links[link].sockets[socket].is_garbled => {
                 self.common.coverage.hit(Mark::Garbled);
-                self.break_link(link);
+                trace!(self.common.trace, self.nodes[node], "link {link}: {error}");
                 // Nothing is read from a link behind an error, even if it is closed a little later.
-                self.links[link].pipes[1 - end].reset();
-                if self.links[link].ends[end].sending.is_none() {
-                    self.report_closed(node, link, end, &error.to_string());
-                }
+                self.links[link].ends[end].condemned = Some(error.to_string());
+                self.links[link].sockets[socket].told[end] = Some(0);
                 Ok(())
             }
             result => result.map_err(|error| format!("{}: link {link}: {error}", self.nodes[node])),
         }
     }
 
-    pub(crate) fn report_closed(&mut self, node: usize, link: usize, end: usize, reason: &str) {
-        let at = &mut self.links[link].ends[end];
-        let Some(id) = at.id else { return };
-        at.closed = true;
-        trace!(self.common.trace, self.nodes[node], "link {link} is closed: {reason}");
-        self.nodes[node].shard.handle_link_closed(id, reason, self.common.now);
-        let in_flight = self.links[link].ends[end].sending.is_some();
-        self.common.coverage.hit_when(Mark::ClosedBeforeSent, in_flight);
-        if !in_flight {
-            self.nodes[node].links.remove(&id);
-        }
-        self.nodes[node].ready_links.remove(&id);
-        self.links[link].pipes[1 - end].reset();
-    }
-
     fn transmit(&mut self, node: usize, id: LinkId) -> Result<bool, String> {
         let Self { nodes, links, common, plan, .. } = self;
         let shell = &mut nodes[node];
         let Some((link, end)) = shell.links.get(&id).copied() else { return Ok(false) };
-        if links[link].health == Health::Broken {
+        if links[link].ends[end].socket.is_none() {
             return Ok(false);
         }
         let waiting = waiting_channels(shell, id, common.now);
@@ -330,7 +337,8 @@ impl World {
                     let taken = shell.events_taken.get(&(id, subpartition)).copied().unwrap_or_default();
                     let events_done = taken - u64::from(view.events_in_flight);
                     if let Some(cell) = producer.cells.get_mut(subpartition.0 as usize) {
-                        *cell = Cell { sent_segments: view.sent_segments, events_done };
+                        let is_gone = view.is_gone;
+                        *cell = Cell { sent_segments: view.sent_segments, events_done, is_gone };
                     }
                 }
                 continue;
@@ -412,14 +420,16 @@ impl World {
             match notice {
                 Notice::PartitionReleased(id) => self.partition_released(node, id)?,
                 Notice::GateReleased(id) => self.gate_released(node, id)?,
-                Notice::LinkTimedOut { link, .. } => {
-                    if let Some((link, _)) = self.nodes[node].links.get(&link).copied() {
-                        if self.links[link].health == Health::Up {
-                            return Err(format!("{}: link {link} timed out; it works", self.nodes[node]));
-                        }
-                        self.break_link(link);
+                Notice::LinkTimedOut { link, .. } | Notice::LinkStuck { link, .. } => {
+                    if let Some((link, end)) = self.nodes[node].links.get(&link).copied() {
+                        self.timed_out(node, link, end)?;
                     }
                 }
+                Notice::LinkSuspended(id) => {
+                    self.nodes[node].suspended.insert(id);
+                }
+                Notice::LinkExpired(id) => self.expired(node, id)?,
+                Notice::LinkResumed(_) => self.common.coverage.hit(Mark::LinkResumed),
                 Notice::ChannelOpened(_)
                 | Notice::ChannelEnded(_)
                 | Notice::ChannelFailed(..)
@@ -431,6 +441,27 @@ impl World {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Nothing was heard for too long: the shell leaves the socket.
+    fn timed_out(&mut self, node: usize, link: usize, end: usize) -> Result<(), String> {
+        let at = &self.links[link].ends[end];
+        if at.is_losing {
+            return Ok(());
+        }
+        let Some(socket) = at.socket else {
+            return Err(format!("{}: link {link} timed out without a socket", self.nodes[node]));
+        };
+        // With short times a reader that stalls or a long turn is enough.
+        if self.links[link].working().is_some() && self.plan.timing != Timing::Quick {
+            return Err(format!("{}: link {link} timed out; it works", self.nodes[node]));
+        }
+        let at = &mut self.links[link].sockets[socket];
+        let blind = !at.moves && at.told[end].is_none();
+        self.common.coverage.hit_when(Mark::TimedOut, blind);
+        self.close_socket(link, socket, end);
+        self.links[link].sockets[socket].told[end] = Some(0);
         Ok(())
     }
 

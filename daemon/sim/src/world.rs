@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use weir_flow::ids::SubpartitionIndex;
+use weir_flow::ids::{SubpartitionIndex, Time};
 
 use crate::book::Book;
 use crate::common::Common;
@@ -129,7 +129,12 @@ impl World {
         }
         let nodes: Vec<_> = plan.shards.iter().map(|place| Node::new(*place, plan.limits.clone())).collect();
         let shell_weights = nodes.iter().map(|_| rng.pick(&[8, 16, 64])).collect();
-        let common = Common::new(rng, Model::new(plan.shapes()), options.trace, options.sabotage);
+        let common = Common::new(
+            rng,
+            Model::new(plan.shapes()).continuing(&plan.continues()),
+            options.trace,
+            options.sabotage,
+        );
         Ok(Self {
             control: Control::new(nodes.len(), producers.len(), consumers.len()),
             plan,
@@ -162,7 +167,41 @@ impl World {
     #[must_use]
     pub fn carried(&self) -> BTreeMap<ChannelKey, u64> {
         let lines = self.links.iter().flat_map(|link| &link.books).flat_map(Book::lines);
-        lines.map(|line| (line.key, line.payload_sent)).collect()
+        lines.map(|line| (line.key, line.sent.payload)).collect()
+    }
+
+    /// Records that each consumer has read so far, by channel.
+    #[must_use]
+    pub fn records(&self) -> BTreeMap<ChannelKey, u64> {
+        self.common.model.channels().map(|(key, channel)| (*key, channel.records)).collect()
+    }
+
+    /// A consumer that was stopped reads from now on.
+    pub fn release(&mut self, exchange: u32, consumer: u32) {
+        let ours = |at: &&mut Consumer| (at.key.exchange, at.key.consumer) == (exchange, consumer);
+        self.consumers.iter_mut().filter(ours).for_each(|consumer| consumer.stopped = false);
+    }
+
+    /// Free segments of a producer's pool, and for each subpartition the segments that it holds open or queued and
+    /// whether it may have another.
+    #[must_use]
+    pub fn pool(&self, exchange: u32, producer: u32) -> Option<(u32, Vec<(u32, bool)>)> {
+        let pool = &self.producers.get(self.producer_position(exchange, producer)?)?.pool;
+        let each = |index| (pool.held(SubpartitionIndex(index)), pool.is_available(SubpartitionIndex(index)));
+        Some((pool.free(), (0..pool.spec().subpartitions).map(each).collect()))
+    }
+
+    /// No end of a link that there is reads, or all do again.
+    pub fn stall_readers(&mut self, stalled: bool) {
+        let until = if stalled { Time(u64::MAX) } else { Time(0) };
+        self.links.iter_mut().flat_map(|link| &mut link.ends).for_each(|end| end.stalled_until = until);
+    }
+
+    /// Bytes that wait in each direction of each link that works.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<[usize; 2]> {
+        let pipes = self.links.iter().filter_map(|link| Some(&link.sockets[link.working()?].pipes));
+        pipes.map(|pipes| [0, 1].map(|end| pipes[end].travelling() + pipes[end].readable())).collect()
     }
 
     /// One step.
@@ -250,7 +289,7 @@ impl World {
 
     fn note_links(&mut self) {
         for link in &self.links {
-            let carried = |book: &Book| book.lines().filter(|line| line.payload_sent > 0).count();
+            let carried = |book: &Book| book.lines().filter(|line| line.sent.payload > 0).count();
             let counts = [carried(&link.books[0]), carried(&link.books[1])];
             self.common.coverage.hit_when(Mark::BothWays, counts[0] > 0 && counts[1] > 0);
             self.common.coverage.hit_when(Mark::SharedLink, counts[0] + counts[1] >= 3);

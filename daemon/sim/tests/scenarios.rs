@@ -3,7 +3,9 @@
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::limits::Limits;
 use weir_sim::faults::Faults;
-use weir_sim::plan::{ConsumerPlan, ExchangePlan, Plan, ProducerPlan, Records, ShardPlan, exchange_name};
+use weir_sim::plan::{
+    ConsumerPlan, ExchangePlan, Plan, ProducerPlan, Records, ShardPlan, Timing, exchange_name,
+};
 use weir_sim::rng::Rng;
 use weir_sim::world::World;
 use weir_sim::{Options, Sabotage};
@@ -48,12 +50,14 @@ fn forward_plan(lengths: &[Records], records: u64) -> Plan {
         shape,
         producers: vec![producer(*lengths)],
         consumers: vec![consumer.clone()],
+        continue_without: false,
     });
     Plan {
         limits: Limits { batch_slices_max: 4, ..Limits::new(SEGMENT_BYTES).unwrap() },
         shards: vec![ShardPlan { node: 0, index: 0 }, ShardPlan { node: 1, index: 0 }],
         exchanges: exchanges.collect(),
         faults: Faults { socket_bytes: 10_000, short_write: 300, ..Faults::none() },
+        timing: Timing::Calm,
         shared_links: true,
         step_ns: 1_000,
         steps: 20_000,
@@ -107,5 +111,101 @@ fn a_stopped_consumer_delays_nobody_and_gets_everything_in_the_end() {
         plan.steps = 4_000;
         plan.exchanges[2].consumers[0].stopped = true;
         world(plan, seed).run().unwrap();
+    }
+}
+
+/// The numbers 0 to 5 in an order that the seed decides.
+fn order(seed: u64) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    let mut left: Vec<u32> = (0..6).collect();
+    (0..6).map(|_| left.swap_remove(rng.index(left.len()))).collect()
+}
+
+const QUOTA: u32 = 3;
+
+/// One producer that feeds six consumers, none of which reads, from one pool that six full quotas use up, or nearly.
+fn six_blocked(seed: u64) -> Plan {
+    let mut plan = forward_plan(&[Records::Small], 3_000);
+    let exchange = &mut plan.exchanges[0];
+    exchange.shape = Shape { consumers: 6, strategy: Strategy::Rebalance, ..exchange.shape };
+    exchange.consumers = vec![ConsumerPlan { stopped: true, ..exchange.consumers[0].clone() }; 6];
+    // The pool has 6 + 1 + overdraft + spare segments.
+    exchange.producers[0].spare_segments = 6 * QUOTA - 7 + (seed % 3) as u32;
+    exchange.producers[0].skips = true;
+    let overdraft = 1 + (seed % 5) as u32;
+    plan.limits = Limits { exclusive: 1, floating: 1, quota: QUOTA, overdraft, ..plan.limits };
+    plan
+}
+
+#[test]
+fn six_channels_blocked_on_their_quota_and_on_the_pool_go_on_in_every_order() {
+    let mut on_both = 0;
+    for seed in 0..200 {
+        let plan = six_blocked(seed);
+        let overdraft = plan.limits.overdraft;
+        let mut world = world(plan, seed);
+        let mut step = 0;
+        while step < 4_000 {
+            world.step(step).unwrap();
+            step += 1;
+        }
+        let (free, each) = world.pool(0, 0).unwrap();
+        // What is kept for the end of a record that was begun does not count.
+        let is_blocked = each.iter().all(|(held, available)| *held >= QUOTA && !available);
+        on_both += u32::from(is_blocked && free <= overdraft);
+        for consumer in order(seed) {
+            let read = |world: &World| {
+                let records = world.records();
+                records.iter().find(|(key, _)| key.consumer == consumer).map(|(_, records)| *records)
+            };
+            world.release(0, consumer);
+            // It gets what was queued for it, whoever is still stopped, and whatever the producer waits for.
+            let (before, end) = (read(&world), step + 20_000);
+            while read(&world) < before.map(|records| records + 20) {
+                assert!(step < end, "seed {seed}: consumer {consumer} gets nothing: {:?}", world.pool(0, 0));
+                world.step(step).unwrap();
+                step += 1;
+            }
+        }
+        world.settle_now().unwrap();
+        assert_eq!(world.records().values().sum::<u64>(), 3_000, "seed {seed}");
+    }
+    println!("{on_both} of 200 seeds had all six at their quota and the pool used up");
+    assert!(on_both >= 50, "only {on_both} of 200 seeds had all six at their quota and the pool used up");
+}
+
+#[test]
+fn both_directions_full_before_either_reads_and_all_arrives() {
+    for seed in 0..50 {
+        let mut plan = forward_plan(&[Records::Long; 6], 60);
+        for exchange in plan.exchanges.iter_mut().step_by(2) {
+            exchange.producers[0].place = 1;
+            exchange.consumers[0].place = 0;
+        }
+        plan.faults.socket_bytes = [700, 2_000, 4_096][seed as usize % 3];
+        let socket_bytes = plan.faults.socket_bytes;
+        let mut world = world(plan, seed);
+        let mut step = 0;
+        // All channels are open before the readers stop.
+        while world.carried().len() < 6 || world.carried().values().any(|bytes| *bytes == 0) {
+            world.step(step).unwrap();
+            step += 1;
+            assert!(step < 20_000, "seed {seed}: {:?}", world.carried());
+        }
+        world.stall_readers(true);
+        let (mut before, mut full_from) = (world.waiting(), step);
+        while step < full_from + 3_000 {
+            world.step(step).unwrap();
+            step += 1;
+            if world.waiting() != before {
+                (before, full_from) = (world.waiting(), step);
+            }
+        }
+        let is_full = before.iter().flatten().all(|bytes| *bytes == socket_bytes);
+        assert!(is_full, "seed {seed}: {before:?} of {socket_bytes}");
+        assert_eq!(world.waiting().len(), 1, "one link carries both directions");
+        world.stall_readers(false);
+        world.settle_now().unwrap();
+        assert_eq!(world.records().values().sum::<u64>(), 360, "seed {seed}");
     }
 }
