@@ -78,6 +78,7 @@ impl Config {
             spanning_bytes_max: record.spanning_bytes_max.max(record.bytes_max.into()),
             ping_interval_ns: nanoseconds(link.heartbeat_interval),
             peer_timeout_ns: nanoseconds(link.heartbeat_timeout),
+            link_grace_ns: nanoseconds(link.grace),
             ..Limits::new(memory.segment_bytes)?
         }
         .validated()
@@ -108,6 +109,15 @@ impl Config {
                 found: link.heartbeat_timeout.to_string(),
                 needed: format!("at least twice the interval of {}", link.heartbeat_interval),
                 fix: "link.heartbeat_timeout",
+            });
+        }
+        if !link.grace.0.is_zero() && link.grace.0 <= link.heartbeat_timeout.0 {
+            return Some(Relation {
+                key: "link.grace",
+                what: "link.grace is too short for link.heartbeat_timeout",
+                found: link.grace.to_string(),
+                needed: format!("0, or more than the timeout of {}", link.heartbeat_timeout),
+                fix: "link.grace, or link.heartbeat_timeout",
             });
         }
         let node = self.node_name();

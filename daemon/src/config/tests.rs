@@ -162,11 +162,20 @@ fn relations_between_settings_are_checked() {
             3,
             "at least twice the interval of 4s",
         ),
+        (
+            "[link]\ngrace = '5s'",
+            2,
+            "link.grace is too short for link.heartbeat_timeout; found 5s; needed 0, or more than the timeout of 5s",
+        ),
+        ("[link]\ngrace = '1ms'", 2, "0, or more than the timeout of 5s"),
         ("node = 'a'\n[peers]\na = 'x:1'", 3, "this node is its own peer"),
     ] {
         let (found_line, message) = message(text);
         assert_eq!(found_line, line, "{message}");
         assert!(message.contains(expected), "{text}: {message}");
+    }
+    for grace in ["0", "0s", "5001ms"] {
+        load_text(&format!("[link]\ngrace = '{grace}'"), &[]).unwrap().limits().unwrap();
     }
     // With a key the address may be any.
     load_text("listen = '0.0.0.0:7070'\nkey_file = '/etc/weir/key'", &[]).unwrap();

@@ -41,6 +41,36 @@ pub struct StatusReport {
     pub memory: MemoryReport,
     /// One entry per subsystem, always all of them, in a fixed order.
     pub subsystems: Vec<Subsystem>,
+    /// One entry per data link, sorted by peer and shards.
+    #[serde(default)]
+    pub links: Vec<LinkRow>,
+}
+
+/// One data link, over all its connections.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkRow {
+    /// Name of the node at the other end.
+    pub peer: String,
+    /// The shard of this node.
+    pub shard: u16,
+    /// The shard of the peer.
+    pub peer_shard: u16,
+    /// State of this end, in words: `suspended` while it waits for another connection.
+    pub state: String,
+    /// Bytes that its sockets took.
+    pub sent_bytes_total: u64,
+    /// Bytes that were read from its sockets.
+    pub received_bytes_total: u64,
+    /// Writes that a socket took only in part.
+    pub short_writes_total: u64,
+    /// Connections that took the place of a lost one.
+    pub resumes_total: u64,
+    /// Payload that was to be sent again over those.
+    pub resent_bytes_total: u64,
+    /// Frames of channels that had gone.
+    pub skipped_frames_total: u64,
+    /// Shortest time from a Ping to its Pong; `null` before the first.
+    pub round_trip_min_seconds: Option<f64>,
 }
 
 /// Memory of all regions, in bytes.

@@ -16,6 +16,7 @@ mod error;
 #[cfg(test)]
 pub mod fake;
 pub mod probe;
+pub(crate) mod retransmit;
 #[cfg(test)]
 mod tests;
 pub mod uring;

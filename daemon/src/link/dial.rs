@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::options::{self, LinkOptions, OptionError};
 
@@ -34,6 +35,12 @@ impl Backoff {
     /// Begins anew after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
+    }
+
+    /// The longest that the next wait can be.
+    #[must_use]
+    pub const fn ceiling(&self) -> Duration {
+        self.ceiling
     }
 
     /// The wait before the next try, from `random`, any number.
@@ -93,11 +100,17 @@ pub async fn dial(address: &str, link: &LinkOptions) -> Result<TcpStream, DialEr
     let candidates = tokio::net::lookup_host(address).await.map_err(resolve)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for candidate in candidates {
-        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(candidate)).await {
-            Ok(Ok(stream)) => {
-                options::apply(&stream, link).map_err(DialError::Options)?;
-                return Ok(stream);
+        let socket = match socket_for(candidate) {
+            Ok(socket) => socket,
+            Err(error) => {
+                last = error;
+                continue;
             }
+        };
+        // Before it connects: a lost first packet is to be sent again as soon as any other.
+        options::apply(&socket, link).map_err(DialError::Options)?;
+        match tokio::time::timeout(CONNECT_TIMEOUT, socket.connect(candidate)).await {
+            Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
             Err(_) => {
                 last = io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {CONNECT_TIMEOUT:?}"))
@@ -105,6 +118,13 @@ pub async fn dial(address: &str, link: &LinkOptions) -> Result<TcpStream, DialEr
         }
     }
     Err(DialError::Connect { address: address.to_owned(), source: last })
+}
+
+fn socket_for(address: SocketAddr) -> io::Result<TcpSocket> {
+    match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }
 }
 
 #[cfg(test)]

@@ -36,6 +36,13 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes that one end reads during a handshake.
 pub const HANDSHAKE_BYTES_MAX: usize = 4096;
 
+/// Most bytes that are read from a peer which has proven itself and is told why the connection is of no use: it may
+/// have begun to use it.
+const UNREAD_BYTES_MAX: usize = 1 << 20;
+
+/// How long to wait for the rest of a header that came in pieces.
+const VERDICT_WAIT: Duration = Duration::from_millis(1);
+
 /// How long a refused peer is given to read the reason before the connection is closed.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -75,11 +82,37 @@ pub struct Purpose {
     pub local_shard: u16,
     /// The shard of the peer; 0 for a control link.
     pub peer_shard: u16,
+    /// Which data link: chosen by its dialler, never 0; 0 for a control link.
+    pub link: u64,
+    /// 0 for a new link, else larger than with any earlier connection of this one; 0 for a control link.
+    pub resumes: u32,
 }
 
 impl Purpose {
     /// A control link.
-    pub const CONTROL: Self = Self { kind: LinkKind::Control, local_shard: 0, peer_shard: 0 };
+    pub const CONTROL: Self =
+        Self { kind: LinkKind::Control, local_shard: 0, peer_shard: 0, link: 0, resumes: 0 };
+
+    /// The same connection as the other end sees it.
+    #[must_use]
+    pub const fn mirrored(self) -> Self {
+        Self { local_shard: self.peer_shard, peer_shard: self.local_shard, ..self }
+    }
+
+    /// What this end says that the connection is for.
+    const fn of(hello: &Hello) -> Self {
+        let Hello { kind, local_shard, peer_shard, link, resumes, .. } = *hello;
+        Self { kind, local_shard, peer_shard, link, resumes }
+    }
+
+    /// Data links have a name, control links have none.
+    fn check(self) -> Result<(), HandshakeError> {
+        let is_right = match self.kind {
+            LinkKind::Control => (self.link, self.resumes) == (0, 0),
+            LinkKind::Data => self.link != 0,
+        };
+        if is_right { Ok(()) } else { Err(HandshakeError::Inconsistent { field: "link" }) }
+    }
 }
 
 /// Who is at the other end, proven.
@@ -146,6 +179,8 @@ pub enum HandshakeError {
     },
     /// The peer refused this node and said why.
     Refused(Failure),
+    /// The peer has given up the link that this connection was to continue.
+    LinkOver(Failure),
     /// The system has no random numbers.
     Random,
 }
@@ -180,6 +215,7 @@ impl fmt::Display for HandshakeError {
                 write!(f, "{field} does not fit the handshake; needed: the expected one")
             }
             Self::Refused(failure) => write!(f, "refused by the peer: {}", failure.text),
+            Self::LinkOver(failure) => write!(f, "the peer has given the link up: {}", failure.text),
             Self::Random => f.write_str("the system gives no random numbers (getrandom)"),
         }
     }
@@ -190,7 +226,7 @@ impl std::error::Error for HandshakeError {
         match self {
             Self::Io(error) => Some(error),
             Self::Wire(error) => Some(error),
-            Self::Refused(failure) => Some(failure),
+            Self::Refused(failure) | Self::LinkOver(failure) => Some(failure),
             _ => None,
         }
     }
@@ -209,7 +245,7 @@ impl HandshakeError {
     /// What the peer is told, or `None` when it cannot hear it or said it itself.
     fn farewell(&self) -> Option<Failure> {
         let code = match self {
-            Self::Closed | Self::Io(_) | Self::Refused(_) | Self::Random => return None,
+            Self::Closed | Self::Io(_) | Self::Refused(_) | Self::LinkOver(_) | Self::Random => return None,
             Self::Timeout | Self::Wire(_) | Self::Inconsistent { .. } => FailureCode::Protocol,
             Self::Version { .. }
             | Self::Key
@@ -244,15 +280,38 @@ pub async fn dial(
         if ack.node != *expected {
             return Err(HandshakeError::Name { found: ack.node, needed: expected.clone() });
         }
-        let mirrored = (ack.kind, ack.peer_shard, ack.local_shard);
-        if mirrored != (purpose.kind, purpose.local_shard, purpose.peer_shard) {
-            return Err(HandshakeError::Inconsistent { field: "link kind or shard" });
+        if Purpose::of(&ack).mirrored() != purpose {
+            return Err(HandshakeError::Inconsistent { field: "link, its kind or shard" });
         }
         hello.mac = code(identity, &hello, &ack, Role::Dialler)?.finalize().into_bytes().into();
         write_message(stream, &Message::Hello { hello, confirm: true }).await?;
+        if purpose.resumes > 0 {
+            hear_verdict(stream).await?;
+        }
         Ok(peer(ack, purpose))
     })
     .await
+}
+
+/// Whether the acceptor goes on with the link: it knows that only once the dialler has proven itself. Its first frame
+/// is a Goodbye, or else the first one of the link, which is left to the socket's next owner.
+async fn hear_verdict(stream: &mut TcpStream) -> Result<(), HandshakeError> {
+    let mut head = [0_u8; HEADER_BYTES];
+    loop {
+        match stream.peek(&mut head).await.map_err(broken)? {
+            0 => return Err(HandshakeError::Closed),
+            HEADER_BYTES => break,
+            // The rest of the header is under way.
+            _ => tokio::time::sleep(VERDICT_WAIT).await,
+        }
+    }
+    if !matches!(Header::decode(&head, 0), Ok(Header { frame_type: FrameType::Goodbye, .. })) {
+        return Ok(());
+    }
+    match read_message(stream, &mut 0).await? {
+        Message::Goodbye { failure } => Err(HandshakeError::LinkOver(failure)),
+        other => Err(unexpected(&other, "Goodbye")),
+    }
 }
 
 /// The acceptor's side.
@@ -267,8 +326,8 @@ pub async fn accept(stream: TcpStream, identity: &Identity) -> Result<(TcpStream
             other => return Err(unexpected(&other, "Hello")),
         };
         check_peer(identity, &hello, Role::Dialler)?;
-        let purpose =
-            Purpose { kind: hello.kind, local_shard: hello.peer_shard, peer_shard: hello.local_shard };
+        let purpose = Purpose::of(&hello).mirrored();
+        purpose.check()?;
         if purpose.local_shard >= identity.shards {
             return Err(HandshakeError::Shard { found: purpose.local_shard, shards: identity.shards });
         }
@@ -299,19 +358,24 @@ async fn run(
         Err(_) => HandshakeError::Timeout,
     };
     if let Some(failure) = error.farewell() {
-        say_goodbye(stream, failure).await;
+        part(stream, failure, HANDSHAKE_BYTES_MAX).await;
     }
     Err(error)
 }
 
+/// Tells a peer whose handshake succeeded why this connection is of no use.
+pub async fn say_goodbye(stream: TcpStream, failure: Failure) {
+    part(stream, failure, UNREAD_BYTES_MAX).await;
+}
+
 /// Sends the reason and waits a moment for the peer to have it. Closing with unread bytes in the socket would reset
-/// the connection, and the peer might never see the reason.
-pub async fn say_goodbye(mut stream: TcpStream, failure: Failure) {
+/// the connection, and the peer might never see the reason; so at most `bytes_max` are read.
+async fn part(mut stream: TcpStream, failure: Failure, bytes_max: usize) {
     let farewell = async {
         write_message(&mut stream, &Message::Goodbye { failure }).await?;
         stream.shutdown().await.map_err(HandshakeError::Io)?;
         let mut scrap = [0_u8; 1024];
-        let mut left = HANDSHAKE_BYTES_MAX;
+        let mut left = bytes_max;
         while left > 0 {
             match stream.read(&mut scrap).await {
                 Ok(0) | Err(_) => break,
@@ -336,6 +400,8 @@ fn own_hello(identity: &Identity, role: Role, purpose: Purpose) -> Result<Hello,
         segment_bytes: identity.segment_bytes,
         epoch: identity.epoch,
         listen_port: identity.listen_port,
+        link: purpose.link,
+        resumes: purpose.resumes,
         nonce,
         mac: [0; 32],
         node: identity.node.clone(),

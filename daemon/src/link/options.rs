@@ -7,9 +7,15 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
+use crate::io::retransmit::set_retransmit_max;
+
 /// Unsent bytes that the kernel may hold before a socket counts as not writable, in bytes. It bounds how long a
 /// control frame waits behind data that was already handed over.
 pub const NOTSENT_BYTES: u32 = 64 * 1024;
+
+/// Longest wait between two transmissions of the same bytes, where the kernel can bound it (6.15). It doubles otherwise:
+/// after an outage of 3 s a connection would be silent for up to 3 s more.
+const RETRANSMIT_MAX: Duration = Duration::from_secs(1);
 
 /// Idle time before the first keepalive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
@@ -85,8 +91,9 @@ impl std::error::Error for OptionError {
 /// The first option that the kernel refuses. A refused congestion control is an operator's mistake: it is found
 /// once at start by [`check`], so that no link breaks over it later.
 pub fn apply(socket: &impl AsFd, options: &LinkOptions) -> Result<(), OptionError> {
-    let socket = SockRef::from(socket);
     let os = |option| move |source| OptionError::Os { option, source };
+    set_retransmit_max(socket.as_fd(), RETRANSMIT_MAX).map_err(os("TCP_RTO_MAX_MS"))?;
+    let socket = SockRef::from(socket);
     socket.set_tcp_nodelay(true).map_err(os("TCP_NODELAY"))?;
     socket.set_tcp_notsent_lowat(NOTSENT_BYTES).map_err(os("TCP_NOTSENT_LOWAT"))?;
     socket.set_tcp_user_timeout(Some(options.user_timeout)).map_err(os("TCP_USER_TIMEOUT"))?;
@@ -135,6 +142,10 @@ mod tests {
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_millis(1500)));
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_PROBES);
+        match crate::io::retransmit::retransmit_max(socket.as_fd()) {
+            Some(max) => assert_eq!(max, RETRANSMIT_MAX),
+            None => println!("not run here: the bound on retransmissions (needs kernel 6.15)"),
+        }
     }
 
     #[test]

@@ -1,22 +1,33 @@
-//! Which data links exist, and who waits for one. Pure: sockets pass through as `S`, what is to be done comes out as
-//! [`Step`]s.
+//! Which data links exist, and who waits for one. Pure: sockets pass through as `S`, time is handed in, what is to be
+//! done comes out as [`Step`]s.
 //!
 //! A *route* is (peer, shard here, shard there). A channel may use any link of its route, whoever dialled it; only
 //! when there is none, the consumer's node dials one. Two nodes that dial each other at the same moment get two links
 //! on one route. Both stay: closing one after its handshake would fail channels that the other end had already put on
 //! it, and new channels find either.
 //!
-//! A link that is replaced (the peer lost the old one first, or was restarted) is closed by its shard before the shard
-//! gets the new one, for both have the same key: [`DataLinks::handle_up`] holds the new socket until
-//! [`DataLinks::handle_closed`] says that the old one is gone.
+//! A link outlives its sockets. Its dialler gives it a random id, and each of its sockets a number. When a shard says
+//! that the socket of a link is gone, the end that dialled it dials again, at once and then with longer and longer
+//! waits, and the other end waits to be dialled, until the shard says that the link is over. A socket for a link whose
+//! old one is still believed in (its other end lost it first) waits until the shard has let go of the old one.
+//!
+//! A link is closed for good, and never goes on, when its peer was started anew, when its dialler has a newer one on
+//! the same route, and when either shard gave it up. Why is remembered for a while, for a dialler that asks to go on.
+//!
+//! A link that takes the place of another is held until the shard has closed the old one, for both have the same key.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use weir_flow::exchange::Name;
 use weir_flow::ids::ProducerLife;
 
+use crate::link::dial::Backoff;
 use crate::shard::mailbox::{LinkKey, RingKey};
+
+/// Links of peers that are over and whose reason is remembered.
+const OVER_MAX: usize = 256;
 
 /// A pair of shards, one of them here.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,25 +68,60 @@ pub(super) struct Waiter {
     pub(super) life: ProducerLife,
 }
 
+/// One socket of one link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketName {
+    /// The link: a random number other than 0, chosen by its dialler.
+    pub(super) link: u64,
+    /// 0 for its first socket; later ones have larger numbers, not all of which came about.
+    pub(super) resumes: u32,
+}
+
 /// What is to be done next, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step<S> {
-    /// Dial the peer, or make a pair when the peer is this node. Exactly one of [`DataLinks::handle_up`] with
-    /// `dialled`, and [`DataLinks::handle_dial_failed`], must follow.
-    Dial(Route),
+    /// Dial the peer, or make a pair when the peer is this node. Exactly one of [`DataLinks::handle_dialled`],
+    /// [`DataLinks::handle_dial_failed`] and [`DataLinks::handle_refused`] must follow.
+    Dial {
+        /// Which shards it is to join.
+        route: Route,
+        /// What it is to be.
+        socket: SocketName,
+    },
+    /// Call [`DataLinks::handle_dial_due`] after this time.
+    DialLater {
+        /// Which shards it is to join.
+        route: Route,
+        /// What it is to be.
+        socket: SocketName,
+        /// How long to wait.
+        wait: Duration,
+    },
     /// Give the shard this link.
     Add {
         /// Its key.
         key: LinkKey,
-        /// Its socket.
+        /// Its first socket.
         socket: S,
     },
-    /// Have the shard close this link.
+    /// Have the shard let go of the socket of this link, which is to have another.
+    Suspend {
+        /// Its key.
+        key: LinkKey,
+    },
+    /// Give the shard another socket for this link, which has none.
+    Resume {
+        /// Its key.
+        key: LinkKey,
+        /// The socket.
+        socket: S,
+    },
+    /// Have the shard close this link for good.
     Close {
         /// Its key.
         key: LinkKey,
         /// Why.
-        reason: &'static str,
+        reason: String,
     },
     /// Have the shard open a channel.
     Connect {
@@ -86,14 +132,86 @@ pub(super) enum Step<S> {
     },
 }
 
+/// Why a peer cannot have what it asks for. It must be told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal<S> {
+    /// Its socket.
+    pub(super) socket: S,
+    /// Why, in one line.
+    pub(super) reason: String,
+}
+
+/// A link that a shard has.
+#[derive(Debug)]
+struct Link {
+    id: u64,
+    /// The life of the peer.
+    epoch: u64,
+    /// Number of its latest socket, or of the one that is being dialled.
+    resumes: u32,
+    /// Since when it has the socket that it has.
+    since: Duration,
+    backoff: Backoff,
+}
+
+impl Link {
+    fn socket(&self) -> SocketName {
+        SocketName { link: self.id, resumes: self.resumes }
+    }
+}
+
+#[derive(Debug)]
+struct Successor<S> {
+    link: Link,
+    socket: S,
+}
+
 #[derive(Debug)]
 enum State<S> {
-    /// This node is dialling it.
-    Dialling,
-    /// A shard has it.
-    Up { epoch: u64 },
-    /// A shard is closing it; `successor` takes its place then.
-    Closing { successor: Option<(S, u64)> },
+    /// This node is dialling it, or will soon.
+    Dialling { socket: SocketName, backoff: Backoff },
+    /// A shard has it, with a socket.
+    Up(Link),
+    /// A shard has it, without a socket. If this node dialled it, it is being dialled, or will be soon.
+    Lost(Link),
+    /// A shard is letting go of its socket, and will get this one then.
+    Replacing { link: Link, socket: S },
+    /// A shard is closing it for good; `successor` takes its place then.
+    Closing { successor: Option<Successor<S>> },
+}
+
+impl<S> State<S> {
+    /// The link, while its shard keeps it.
+    fn link(&self) -> Option<&Link> {
+        match self {
+            Self::Up(link) | Self::Lost(link) | Self::Replacing { link, .. } => Some(link),
+            Self::Dialling { .. } | Self::Closing { .. } => None,
+        }
+    }
+}
+
+/// A source of numbers for ids and waits. It gives every number once before it gives one again, so ids of one node's
+/// life differ.
+#[derive(Debug)]
+struct Draws(u64);
+
+impl Draws {
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn new_link(&mut self) -> SocketName {
+        let link = match self.next() {
+            0 => self.next(),
+            link => link,
+        };
+        SocketName { link, resumes: 0 }
+    }
 }
 
 /// The table of data links.
@@ -101,15 +219,17 @@ enum State<S> {
 pub(super) struct DataLinks<S> {
     links: BTreeMap<LinkKey, State<S>>,
     waiters: BTreeMap<Route, BTreeSet<Waiter>>,
-}
-
-impl<S> Default for DataLinks<S> {
-    fn default() -> Self {
-        Self { links: BTreeMap::new(), waiters: BTreeMap::new() }
-    }
+    /// Links that peers dialled and that are over, the latest last.
+    over: VecDeque<(Name, u64, String)>,
+    draws: Draws,
 }
 
 impl<S> DataLinks<S> {
+    /// An empty table. `seed` decides ids and waits.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { links: BTreeMap::new(), waiters: BTreeMap::new(), over: VecDeque::new(), draws: Draws(seed) }
+    }
+
     /// A gate wants a channel over this route.
     pub(super) fn handle_wanted(&mut self, route: Route, waiter: Waiter, steps: &mut Vec<Step<S>>) {
         if let Some(key) = self.usable(&route) {
@@ -120,37 +240,224 @@ impl<S> DataLinks<S> {
         self.dial(route, steps);
     }
 
-    /// A link has come up, by whichever end dialled it. `epoch` is the peer's life.
-    pub(super) fn handle_up(&mut self, key: LinkKey, socket: S, epoch: u64, steps: &mut Vec<Step<S>>) {
-        self.handle_epoch(&key.peer, epoch, steps);
+    /// Whether a socket that was dialled is still wanted.
+    #[must_use]
+    pub(super) fn is_dialling(&self, route: &Route, socket: SocketName) -> bool {
+        match self.links.get(&route.key(true)) {
+            Some(State::Dialling { socket: wanted, .. }) => *wanted == socket,
+            Some(State::Lost(link)) => link.socket() == socket,
+            _ => false,
+        }
+    }
+
+    /// A link that this node dialled has come up, or has another socket. `epoch` is the peer's life. Gives the socket
+    /// back if it is wanted no more.
+    pub(super) fn handle_dialled(
+        &mut self,
+        route: &Route,
+        name: SocketName,
+        socket: S,
+        (epoch, now): (u64, Duration),
+        steps: &mut Vec<Step<S>>,
+    ) -> Option<S> {
+        self.handle_epoch(&route.peer, epoch, steps);
+        if !self.is_dialling(route, name) {
+            return Some(socket);
+        }
+        let key = route.key(true);
+        match self.links.remove(&key) {
+            Some(State::Dialling { backoff, .. }) => {
+                let link = Link { id: name.link, epoch, resumes: 0, since: now, backoff };
+                self.add(key, Successor { link, socket }, steps);
+            }
+            Some(State::Lost(link)) => self.resume(key, Link { since: now, ..link }, socket, steps),
+            // Ruled out by the check above.
+            _ => return Some(socket),
+        }
+        None
+    }
+
+    /// Dialling has failed. It is tried again, if anybody still wants it.
+    pub(super) fn handle_dial_failed(&mut self, route: Route, socket: SocketName, steps: &mut Vec<Step<S>>) {
+        if !self.is_wanted(&route, socket) {
+            return;
+        }
+        let next = match self.links.get_mut(&route.key(true)) {
+            Some(State::Dialling { socket, backoff }) => {
+                // What has become of the first try at the peer is not known: a second one must not look like it.
+                *socket = self.draws.new_link();
+                Some((*socket, backoff.next_wait(self.draws.next())))
+            }
+            Some(State::Lost(link)) => {
+                link.resumes = link.resumes.saturating_add(1);
+                Some((link.socket(), link.backoff.next_wait(self.draws.next())))
+            }
+            _ => None,
+        };
+        if let Some((socket, wait)) = next {
+            steps.push(Step::DialLater { route, socket, wait });
+        }
+    }
+
+    /// The time of a [`Step::DialLater`] is over.
+    pub(super) fn handle_dial_due(&mut self, route: Route, socket: SocketName, steps: &mut Vec<Step<S>>) {
+        if self.is_wanted(&route, socket) {
+            steps.push(Step::Dial { route, socket });
+        }
+    }
+
+    /// The peer says that the link which this node wants to go on with is over.
+    pub(super) fn handle_refused(
+        &mut self,
+        route: Route,
+        socket: SocketName,
+        reason: String,
+        steps: &mut Vec<Step<S>>,
+    ) {
+        let key = route.key(true);
         match self.links.get_mut(&key) {
-            None | Some(State::Dialling) => self.add(key, socket, epoch, steps),
-            Some(State::Closing { successor }) => *successor = Some((socket, epoch)),
-            Some(state @ State::Up { .. }) => {
-                *state = State::Closing { successor: Some((socket, epoch)) };
-                steps.push(Step::Close { key, reason: "replaced by a newer link of the peer" });
+            Some(state @ State::Lost(_)) if state.link().is_some_and(|link| link.socket() == socket) => {
+                *state = State::Closing { successor: None };
+                steps.push(Step::Close { key, reason });
+            }
+            _ => self.handle_dial_failed(route, socket, steps),
+        }
+    }
+
+    /// A peer has dialled: a new link, or another socket for one.
+    ///
+    /// # Errors
+    /// The peer wants to go on with a link that is over.
+    pub(super) fn handle_accepted(
+        &mut self,
+        key: LinkKey,
+        name: SocketName,
+        socket: S,
+        (epoch, now): (u64, Duration),
+        steps: &mut Vec<Step<S>>,
+    ) -> Result<(), Refusal<S>> {
+        self.handle_epoch(&key.peer, epoch, steps);
+        if name.resumes > 0 {
+            return self.accept_next(key, name, socket, now, steps);
+        }
+        let link = Link { id: name.link, epoch, resumes: 0, since: now, backoff: Backoff::default() };
+        let new = Successor { link, socket };
+        match self.links.get_mut(&key) {
+            Some(State::Closing { successor }) => *successor = Some(new),
+            Some(State::Up(_) | State::Lost(_) | State::Replacing { .. }) => {
+                self.close(key, "its dialler has replaced it by a newer link".to_owned(), Some(new), steps);
+            }
+            None | Some(State::Dialling { .. }) => self.add(key, new, steps),
+        }
+        Ok(())
+    }
+
+    /// A peer has dialled another socket for one of its links.
+    fn accept_next(
+        &mut self,
+        key: LinkKey,
+        name: SocketName,
+        socket: S,
+        now: Duration,
+        steps: &mut Vec<Step<S>>,
+    ) -> Result<(), Refusal<S>> {
+        match self.links.remove(&key) {
+            Some(state) if state.link().is_some_and(|link| link.id == name.link) => {
+                self.replace(key, state, name.resumes, (socket, now), steps);
+                Ok(())
+            }
+            other => {
+                // A link that waits for its place has not even used its first socket. Its dialler hears of the loss of
+                // this one, and comes again.
+                let is_next = matches!(&other, Some(State::Closing { successor: Some(next) })
+                    if next.link.id == name.link);
+                if let Some(state) = other {
+                    self.links.insert(key.clone(), state);
+                }
+                if is_next {
+                    return Ok(());
+                }
+                let reason = self.reason_of(&key.peer, name.link);
+                Err(Refusal { socket, reason })
             }
         }
     }
 
-    /// Dialling has failed. Says whether anybody still waits; then the caller dials again, later, and this link
-    /// still counts as being dialled.
-    pub(super) fn handle_dial_failed(&mut self, route: &Route) -> bool {
-        if self.waiters.contains_key(route) {
-            return true;
+    /// Another socket for the link in this state. An older one than the link has came late, and nobody holds its other
+    /// end any more.
+    fn replace(
+        &mut self,
+        key: LinkKey,
+        state: State<S>,
+        resumes: u32,
+        (socket, now): (S, Duration),
+        steps: &mut Vec<Step<S>>,
+    ) {
+        match state {
+            State::Up(link) if resumes > link.resumes => {
+                steps.push(Step::Suspend { key: key.clone() });
+                let link = Link { resumes, since: now, ..link };
+                self.links.insert(key, State::Replacing { link, socket });
+            }
+            State::Replacing { link, .. } if resumes > link.resumes => {
+                let link = Link { resumes, since: now, ..link };
+                self.links.insert(key, State::Replacing { link, socket });
+            }
+            State::Lost(link) if resumes > link.resumes => {
+                self.resume(key, Link { resumes, since: now, ..link }, socket, steps);
+            }
+            other => {
+                self.links.insert(key, other);
+            }
         }
-        let key = route.key(true);
-        if matches!(self.links.get(&key), Some(State::Dialling)) {
-            self.links.remove(&key);
-        }
-        false
     }
 
-    /// A shard says that a link has ended.
-    pub(super) fn handle_closed(&mut self, key: &LinkKey, steps: &mut Vec<Step<S>>) {
-        if let Some(State::Closing { successor: Some((socket, epoch)) }) = self.links.remove(key) {
-            self.add(key.clone(), socket, epoch, steps);
-            return;
+    /// A shard says that a link has lost its socket, and keeps the link.
+    pub(super) fn handle_lost(&mut self, key: &LinkKey, now: Duration, steps: &mut Vec<Step<S>>) {
+        match self.links.remove(key) {
+            Some(State::Up(link)) if key.dialled => {
+                let link = self.dial_again(Route::of(key), link, now, steps);
+                self.links.insert(key.clone(), State::Lost(link));
+            }
+            Some(State::Up(link)) => {
+                self.links.insert(key.clone(), State::Lost(link));
+            }
+            Some(State::Replacing { link, socket }) => self.resume(key.clone(), link, socket, steps),
+            Some(other) => {
+                self.links.insert(key.clone(), other);
+            }
+            None => {}
+        }
+    }
+
+    /// Dials a link again whose socket is gone: at once, unless that socket lived too short a time. A path that breaks
+    /// each link as soon as it is up must not keep two nodes busy.
+    fn dial_again(&mut self, route: Route, mut link: Link, now: Duration, steps: &mut Vec<Step<S>>) -> Link {
+        link.resumes = link.resumes.saturating_add(1);
+        let socket = link.socket();
+        if now.saturating_sub(link.since) >= link.backoff.ceiling() {
+            link.backoff.reset();
+            steps.push(Step::Dial { route, socket });
+        } else {
+            let wait = link.backoff.next_wait(self.draws.next());
+            steps.push(Step::DialLater { route, socket, wait });
+        }
+        link
+    }
+
+    /// A shard says that a link is over.
+    pub(super) fn handle_closed(&mut self, key: &LinkKey, reason: &str, steps: &mut Vec<Step<S>>) {
+        match self.links.remove(key) {
+            Some(State::Closing { successor: Some(next) }) => {
+                self.add(key.clone(), next, steps);
+                return;
+            }
+            Some(state) => {
+                if let Some(link) = state.link() {
+                    self.remember(key, link.id, reason);
+                }
+            }
+            None => {}
         }
         let route = Route::of(key);
         if self.waiters.contains_key(&route) {
@@ -160,11 +467,17 @@ impl<S> DataLinks<S> {
 
     /// The peer's life is now known to be this one: links to an earlier life lead nowhere.
     pub(super) fn handle_epoch(&mut self, peer: &Name, epoch: u64, steps: &mut Vec<Step<S>>) {
-        for (key, state) in &mut self.links {
-            if key.peer == *peer && matches!(state, State::Up { epoch: old } if *old != epoch) {
-                *state = State::Closing { successor: None };
-                steps.push(Step::Close { key: key.clone(), reason: "the peer was restarted" });
+        let mut old = Vec::new();
+        for (key, state) in self.links.iter_mut().filter(|(key, _)| key.peer == *peer) {
+            if state.link().is_some_and(|link| link.epoch != epoch) {
+                old.push(key.clone());
             }
+            if let State::Closing { successor } = state {
+                successor.take_if(|next| next.link.epoch != epoch);
+            }
+        }
+        for key in old {
+            self.close(key, format!("node {peer} was started anew"), None, steps);
         }
     }
 
@@ -192,166 +505,94 @@ impl<S> DataLinks<S> {
         forgotten
     }
 
-    /// How many links shards have to this peer.
+    /// How many links shards have to this peer that have a socket.
     #[must_use]
     pub(super) fn count(&self, peer: &Name) -> usize {
-        self.links
-            .iter()
-            .filter(|(key, state)| key.peer == *peer && matches!(state, State::Up { .. }))
-            .count()
+        let is_up = |state: &State<S>| matches!(state, State::Up(_) | State::Replacing { .. });
+        self.links.iter().filter(|(key, state)| key.peer == *peer && is_up(state)).count()
     }
 
     fn usable(&self, route: &Route) -> Option<LinkKey> {
         [true, false]
             .into_iter()
             .map(|dialled| route.key(dialled))
-            .find(|key| matches!(self.links.get(key), Some(State::Up { .. })))
+            .find(|key| matches!(self.links.get(key), Some(State::Up(_))))
+    }
+
+    /// Whether this socket is to be dialled still. A new link for which nobody waits is forgotten.
+    fn is_wanted(&mut self, route: &Route, socket: SocketName) -> bool {
+        if !self.is_dialling(route, socket) {
+            return false;
+        }
+        let key = route.key(true);
+        if matches!(self.links.get(&key), Some(State::Dialling { .. })) && !self.waiters.contains_key(route) {
+            self.links.remove(&key);
+            return false;
+        }
+        true
     }
 
     fn dial(&mut self, route: Route, steps: &mut Vec<Step<S>>) {
-        let key = route.key(true);
-        // A link that is closing is dialled anew when it is closed.
-        if let Entry::Vacant(vacant) = self.links.entry(key) {
-            vacant.insert(State::Dialling);
-            steps.push(Step::Dial(route));
+        // A link that is closing is dialled anew when it is closed; one that is lost is being dialled, or will be over.
+        if let Entry::Vacant(vacant) = self.links.entry(route.key(true)) {
+            let socket = self.draws.new_link();
+            vacant.insert(State::Dialling { socket, backoff: Backoff::default() });
+            steps.push(Step::Dial { route, socket });
         }
     }
 
-    fn add(&mut self, key: LinkKey, socket: S, epoch: u64, steps: &mut Vec<Step<S>>) {
-        self.links.insert(key.clone(), State::Up { epoch });
-        steps.push(Step::Add { key: key.clone(), socket });
+    fn add(&mut self, key: LinkKey, new: Successor<S>, steps: &mut Vec<Step<S>>) {
+        self.links.insert(key.clone(), State::Up(new.link));
+        steps.push(Step::Add { key: key.clone(), socket: new.socket });
+        self.connect_waiters(key, steps);
+    }
+
+    fn resume(&mut self, key: LinkKey, link: Link, socket: S, steps: &mut Vec<Step<S>>) {
+        self.links.insert(key.clone(), State::Up(link));
+        steps.push(Step::Resume { key: key.clone(), socket });
+        self.connect_waiters(key, steps);
+    }
+
+    fn connect_waiters(&mut self, key: LinkKey, steps: &mut Vec<Step<S>>) {
         for waiter in self.waiters.remove(&Route::of(&key)).unwrap_or_default() {
             steps.push(Step::Connect { waiter, key: key.clone() });
         }
     }
+
+    /// Has a shard close a link that it has.
+    fn close(
+        &mut self,
+        key: LinkKey,
+        reason: String,
+        successor: Option<Successor<S>>,
+        steps: &mut Vec<Step<S>>,
+    ) {
+        let old = self.links.insert(key.clone(), State::Closing { successor });
+        if let Some(link) = old.as_ref().and_then(State::link) {
+            self.remember(&key, link.id, &reason);
+        }
+        steps.push(Step::Close { key, reason });
+    }
+
+    /// Remembers why a link is over, if the peer may ask.
+    fn remember(&mut self, key: &LinkKey, id: u64, reason: &str) {
+        if key.dialled {
+            return;
+        }
+        if self.over.len() >= OVER_MAX {
+            self.over.pop_front();
+        }
+        self.over.push_back((key.peer.clone(), id, reason.to_owned()));
+    }
+
+    fn reason_of(&self, peer: &Name, id: u64) -> String {
+        let known = self.over.iter().rev().find(|(of, over, _)| of == peer && *over == id);
+        known.map_or_else(
+            || "the link is not known any more".to_owned(),
+            |(_, _, reason)| format!("the link is over: {reason}"),
+        )
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use weir_flow::ids::{Incarnation, ProducerIndex};
-
-    use super::*;
-    use crate::shard::mailbox::AttachmentId;
-
-    fn route(peer: &str) -> Route {
-        Route { peer: peer.parse().unwrap(), local_shard: 1, peer_shard: 2 }
-    }
-
-    fn waiter(ring: u32) -> Waiter {
-        Waiter {
-            ring: RingKey { attachment: AttachmentId(1), ring },
-            life: ProducerLife { producer: ProducerIndex(0), incarnation: Incarnation(1) },
-        }
-    }
-
-    fn drained(steps: &mut Vec<Step<u32>>) -> Vec<Step<u32>> {
-        std::mem::take(steps)
-    }
-
-    #[test]
-    fn one_dial_serves_all_who_wait_and_later_ones_use_the_link() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        links.handle_wanted(route("b"), waiter(1), &mut steps);
-        links.handle_wanted(route("b"), waiter(2), &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
-        let key = route("b").key(true);
-        links.handle_up(key.clone(), 7, 1, &mut steps);
-        let connect = |ring| Step::Connect { waiter: waiter(ring), key: key.clone() };
-        assert_eq!(drained(&mut steps), [Step::Add { key: key.clone(), socket: 7 }, connect(1), connect(2)]);
-        links.handle_wanted(route("b"), waiter(3), &mut steps);
-        assert_eq!(drained(&mut steps), [connect(3)]);
-        assert_eq!(links.count(&"b".parse().unwrap()), 1);
-    }
-
-    #[test]
-    fn a_link_that_the_peer_dialled_serves_those_who_wait_and_both_of_two_stay() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        links.handle_wanted(route("b"), waiter(1), &mut steps);
-        drained(&mut steps);
-        let (accepted, dialled) = (route("b").key(false), route("b").key(true));
-        links.handle_up(accepted.clone(), 7, 1, &mut steps);
-        assert_eq!(
-            drained(&mut steps),
-            [
-                Step::Add { key: accepted.clone(), socket: 7 },
-                Step::Connect { waiter: waiter(1), key: accepted.clone() }
-            ]
-        );
-        links.handle_up(dialled.clone(), 8, 1, &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Add { key: dialled.clone(), socket: 8 }]);
-        links.handle_closed(&dialled, &mut steps);
-        links.handle_wanted(route("b"), waiter(2), &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Connect { waiter: waiter(2), key: accepted }]);
-    }
-
-    #[test]
-    fn a_replaced_link_is_closed_before_its_successor_is_added() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        let key = route("b").key(false);
-        links.handle_up(key.clone(), 1, 1, &mut steps);
-        drained(&mut steps);
-        links.handle_up(key.clone(), 2, 1, &mut steps);
-        assert!(matches!(&drained(&mut steps)[..], [Step::Close { key: closed, .. }] if *closed == key));
-        links.handle_up(key.clone(), 3, 1, &mut steps);
-        assert_eq!(drained(&mut steps), []);
-        links.handle_closed(&key, &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Add { key, socket: 3 }]);
-    }
-
-    #[test]
-    fn a_restarted_peer_closes_its_old_links_and_those_who_wait_dial_anew() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        let key = route("b").key(true);
-        links.handle_wanted(route("b"), waiter(1), &mut steps);
-        links.handle_up(key.clone(), 1, 1, &mut steps);
-        drained(&mut steps);
-        links.handle_epoch(&"b".parse().unwrap(), 2, &mut steps);
-        assert!(matches!(&drained(&mut steps)[..], [Step::Close { .. }]));
-        links.handle_wanted(route("b"), waiter(2), &mut steps);
-        assert_eq!(drained(&mut steps), [], "dialled before the shard had closed the old one");
-        links.handle_closed(&key, &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
-    }
-
-    /// Row 36 (PartitionRequestClientFactoryTest), adapted: many requests for one pair of shards make one dial, and a
-    /// failed one is not kept. In Flink all who wait see the failure and the caller counts its retries; here all go on
-    /// waiting and one new dial serves them, for as long as any of them is there.
-    #[test]
-    fn requests_for_one_route_share_one_dial_and_a_failed_one_is_not_kept() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        for ring in 0..100 {
-            links.handle_wanted(route("b"), waiter(ring), &mut steps);
-        }
-        assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
-        for _ in 0..3 {
-            assert!(links.handle_dial_failed(&route("b")), "all still wait: the caller is to dial again");
-            assert_eq!(drained(&mut steps), [], "nobody was connected or forgotten");
-            // A newcomer joins those who wait, and another pair of shards has a dial of its own.
-            links.handle_wanted(route("b"), waiter(100), &mut steps);
-            assert_eq!(drained(&mut steps), []);
-        }
-        let other = Route { peer_shard: 3, ..route("b") };
-        links.handle_wanted(other.clone(), waiter(1), &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Dial(other)]);
-        let key = route("b").key(true);
-        links.handle_up(key.clone(), 7, 1, &mut steps);
-        let mut needed = vec![Step::Add { key: key.clone(), socket: 7 }];
-        needed.extend((0..=100).map(|ring| Step::Connect { waiter: waiter(ring), key: key.clone() }));
-        assert_eq!(drained(&mut steps), needed, "each once");
-    }
-
-    #[test]
-    fn a_failed_dial_is_repeated_only_while_somebody_waits() {
-        let (mut links, mut steps) = (DataLinks::default(), Vec::new());
-        links.handle_wanted(route("b"), waiter(1), &mut steps);
-        drained(&mut steps);
-        assert!(links.handle_dial_failed(&route("b")));
-        links.forget_ring(waiter(1).ring);
-        assert!(!links.handle_dial_failed(&route("b")));
-        links.handle_wanted(route("b"), waiter(2), &mut steps);
-        assert_eq!(drained(&mut steps), [Step::Dial(route("b"))]);
-        assert_eq!(links.forget_waiters(&"c".parse().unwrap(), |_| true), []);
-        assert_eq!(links.forget_waiters(&"b".parse().unwrap(), |_| true), [waiter(2)]);
-        assert!(!links.handle_dial_failed(&route("b")));
-    }
-}
+mod tests;

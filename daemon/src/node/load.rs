@@ -63,6 +63,7 @@ mod tests {
         ShardSnapshot {
             shard,
             channels: Vec::new(),
+            links: Vec::new(),
             counts: ShardCounts::default(),
             bytes_total,
             turns: TurnStats::default(),

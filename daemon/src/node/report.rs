@@ -4,16 +4,20 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use weir_flow::stats::{ChannelStats, Side};
+use weir_flow::state::LinkState;
+use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use crate::control::snapshot::{
-    ChannelRow, ChannelSide, ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem,
+    ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem,
 };
 use crate::memory::{HugepageMode, system};
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 
 /// How long a shard may take to answer. A healthy one needs a few milliseconds.
 pub(super) const SHARD_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Keepers of memory that has ended that are named, of those with the most.
+const KEEPERS_NAMED: usize = 3;
 
 /// State of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub(super) struct NodeFacts {
     pub(super) has_key: bool,
     pub(super) memory: MemoryReport,
     pub(super) regions: RegionReport,
+    /// Who keeps how many bytes of regions that have ended, the most first.
+    pub(super) kept: Vec<(String, u64)>,
     pub(super) peers: Vec<PeerReport>,
     pub(super) attachments: usize,
     pub(super) attachments_max: u32,
@@ -92,8 +98,10 @@ impl NodeReport {
         if facts.peers.is_empty() {
             subsystems.push(Subsystem::off("peers", "no peer is configured and none has dialled"));
         }
+        let links = self.links();
+        subsystems.push(links_line(&links));
         subsystems.push(memory_line(facts.regions));
-        subsystems.push(budget_line(facts.memory));
+        subsystems.push(budget_line(facts.memory, &facts.kept));
         subsystems.push(self.io_line());
         subsystems.push(self.shards_line());
         subsystems.push(Subsystem::ok(
@@ -109,6 +117,7 @@ impl NodeReport {
             listen: facts.listen.to_string(),
             memory: facts.memory,
             subsystems,
+            links,
         }
     }
 
@@ -123,6 +132,14 @@ impl NodeReport {
             (&a.exchange, a.side, a.producer, a.consumer).cmp(&(&b.exchange, b.side, b.producer, b.consumer))
         });
         ChannelsReport { schema_version: SCHEMA_VERSION, node: self.facts.node.clone(), channels }
+    }
+
+    fn links(&self) -> Vec<LinkRow> {
+        let rows = self.shards.iter();
+        let mut rows: Vec<LinkRow> =
+            rows.flat_map(|shard| shard.links.iter().map(|link| link_row(shard.shard, link))).collect();
+        rows.sort_by(|a, b| (&a.peer, a.shard, a.peer_shard).cmp(&(&b.peer, b.shard, b.peer_shard)));
+        rows
     }
 
     fn io_line(&self) -> Subsystem {
@@ -146,8 +163,7 @@ impl NodeReport {
     fn shards_line(&self) -> Subsystem {
         let wanted = usize::from(self.facts.shards);
         let longest_ns = self.shards.iter().map(|shard| shard.turns.longest_ns).max().unwrap_or(0);
-        let links: u32 = self.shards.iter().map(|shard| shard.counts.links).sum();
-        let detail = format!("{wanted} shards, {links} data links, longest turn {} us", longest_ns / 1000);
+        let detail = format!("{wanted} shards, longest turn {} us", longest_ns / 1000);
         if self.shards.len() == wanted {
             return Subsystem::ok("shards", detail);
         }
@@ -185,13 +201,40 @@ fn peer_line(peer: &PeerReport) -> Subsystem {
         return Subsystem::ok(&name, format!("{address}, linked, {} data links", peer.data_links));
     }
     let reason = peer.reason.clone().unwrap_or_else(|| "not linked yet".to_owned());
-    let fix = match &peer.address {
-        Some(address) => {
-            format!("start weir on {}, or correct peers.{} = \"{address}\"", peer.name, peer.name)
-        }
-        None => format!("start weir on {}, or add --peer {}=HOST:PORT", peer.name, peer.name),
-    };
+    let fix = peer_fix(peer, &reason);
     Subsystem::degraded(&name, address, reason, fix)
+}
+
+/// A reason that names what the two nodes disagree on carries its own cure; the others are those of a peer that is not
+/// there.
+fn peer_fix(peer: &PeerReport, reason: &str) -> String {
+    let name = &peer.name;
+    if reason.contains("needed:") {
+        return format!("the value that the reason names, here or on {name}; then restart weir there");
+    }
+    match &peer.address {
+        Some(address) => format!("start weir on {name}, or correct peers.{name} = \"{address}\""),
+        None => format!("start weir on {name}, or add --peer {name}=HOST:PORT"),
+    }
+}
+
+fn links_line(links: &[LinkRow]) -> Subsystem {
+    let resumes: u64 = links.iter().map(|link| link.resumes_total).sum();
+    let detail = format!("{} data links, {resumes} lost connections replaced", links.len());
+    let waiting: Vec<String> = links
+        .iter()
+        .filter(|link| link.state == LinkState::Suspended.as_str())
+        .map(|link| format!("{} (shard {} to its {})", link.peer, link.shard, link.peer_shard))
+        .collect();
+    if waiting.is_empty() {
+        return Subsystem::ok("links", detail);
+    }
+    Subsystem::degraded(
+        "links",
+        detail,
+        format!("no connection now: {}; their channels wait for at most link.grace", waiting.join(", ")),
+        "the network between the nodes; the log says how each was lost",
+    )
 }
 
 fn memory_line(regions: RegionReport) -> Subsystem {
@@ -212,9 +255,43 @@ fn memory_line(regions: RegionReport) -> Subsystem {
     }
 }
 
-fn budget_line(memory: MemoryReport) -> Subsystem {
+fn budget_line(memory: MemoryReport, kept: &[(String, u64)]) -> Subsystem {
     let MemoryReport { used_bytes, high_water_bytes, total_bytes } = memory;
-    Subsystem::ok("budget", format!("{used_bytes} of {total_bytes} bytes used, at most {high_water_bytes}"))
+    let [used, total, most] = [used_bytes, total_bytes, high_water_bytes].map(mebibytes);
+    let mut detail = format!("{used} of {total} MiB used, at most {most}");
+    for (holder, bytes) in kept.iter().take(KEEPERS_NAMED) {
+        detail.push_str(&format!("; {holder} keeps {} MiB of what has ended", mebibytes(*bytes)));
+    }
+    if let Some(rest) = kept.get(KEEPERS_NAMED..).filter(|rest| !rest.is_empty()) {
+        let bytes = rest.iter().map(|(_, bytes)| bytes).sum();
+        detail.push_str(&format!("; {} others keep {} MiB", rest.len(), mebibytes(bytes)));
+    }
+    Subsystem::ok("budget", detail)
+}
+
+/// Regions are whole pages, so that one decimal loses little; the exact numbers are in the JSON.
+fn mebibytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes % MIB {
+        0 => (bytes / MIB).to_string(),
+        _ => format!("{:.1}", bytes as f64 / MIB as f64),
+    }
+}
+
+fn link_row(shard: u16, link: &LinkStats) -> LinkRow {
+    LinkRow {
+        peer: link.peer.to_string(),
+        shard,
+        peer_shard: link.peer_shard,
+        state: link.state.to_owned(),
+        sent_bytes_total: link.sent_bytes_total,
+        received_bytes_total: link.received_bytes_total,
+        short_writes_total: link.short_writes_total,
+        resumes_total: link.resumes_total,
+        resent_bytes_total: link.resent_bytes_total,
+        skipped_frames_total: link.skipped_frames_total,
+        round_trip_min_seconds: link.round_trip_min_ns.map(|ns| ns as f64 / 1e9),
+    }
 }
 
 fn channel_row(shard: u16, channel: &ChannelStats) -> ChannelRow {
@@ -267,6 +344,7 @@ mod tests {
             has_key: false,
             memory: MemoryReport::default(),
             regions: RegionReport { mode: HugepageMode::Auto, hugepages: 0, ordinary: 1 },
+            kept: Vec::new(),
             peers,
             attachments: 0,
             attachments_max: 1,
@@ -275,6 +353,51 @@ mod tests {
             refused: None,
         };
         NodeReport { facts, shards: Vec::new() }
+    }
+
+    fn link(state: LinkState) -> LinkStats {
+        LinkStats {
+            link: weir_flow::ids::LinkId(1),
+            peer: "b".parse().unwrap(),
+            peer_shard: 1,
+            state: state.as_str(),
+            sent_bytes_total: 1,
+            received_bytes_total: 2,
+            skipped_frames_total: 3,
+            skipped_bytes_total: 4,
+            short_writes_total: 5,
+            resumes_total: 6,
+            resent_bytes_total: 7,
+            round_trip_min_ns: Some(8_000),
+        }
+    }
+
+    #[test]
+    fn a_link_without_a_connection_is_named_while_it_waits() {
+        let [waits, stands] = [LinkState::Suspended, LinkState::Established].map(|state| {
+            let mut report = report(Vec::new());
+            report.shards.push(ShardSnapshot { links: vec![link(state)], ..empty_snapshot() });
+            report.status()
+        });
+        let line = |status: &StatusReport| {
+            status.subsystems.iter().find(|subsystem| subsystem.name == "links").unwrap().clone()
+        };
+        assert_eq!(line(&stands), Subsystem::ok("links", "1 data links, 6 lost connections replaced"));
+        let reason = line(&waits).reason.unwrap();
+        assert!(reason.contains("b (shard 0 to its 1)") && reason.contains("link.grace"), "{reason}");
+        assert_eq!((waits.links[0].resumes_total, waits.links[0].round_trip_min_seconds), (6, Some(8e-6)));
+    }
+
+    fn empty_snapshot() -> ShardSnapshot {
+        ShardSnapshot {
+            shard: 0,
+            channels: Vec::new(),
+            links: Vec::new(),
+            counts: crate::shard::mailbox::ShardCounts::default(),
+            bytes_total: 0,
+            turns: crate::shard::stall::TurnStats::default(),
+            ring_level: "io_uring level oldest: multishot receive".to_owned(),
+        }
     }
 
     #[test]
@@ -286,8 +409,9 @@ mod tests {
             data_links: 0,
             reason: None,
         };
-        let subsystems =
-            [report(vec![peer]), report(Vec::new())].map(|report| report.status().subsystems).concat();
+        let mut lost = report(vec![peer]);
+        lost.shards.push(ShardSnapshot { links: vec![link(LinkState::Suspended)], ..empty_snapshot() });
+        let subsystems = [lost, report(Vec::new())].map(|report| report.status().subsystems).concat();
         for Subsystem { name, state, .. } in subsystems {
             let state = match state {
                 Health::Ok => "always OK",

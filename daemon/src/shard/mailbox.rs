@@ -18,7 +18,7 @@ use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
 use weir_flow::ids::{ProducerIndex, ProducerLife};
 use weir_flow::shard::{GateSpec, PartitionSpec};
-use weir_flow::stats::ChannelStats;
+use weir_flow::stats::{ChannelStats, LinkStats};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::partition_port::PartitionEndpoint;
 use weir_ipc::session::SessionEndpoint;
@@ -64,7 +64,20 @@ pub enum ToShard {
         /// Bytes that arrived behind the handshake.
         early: Vec<u8>,
     },
-    /// Close this link and fail its channels.
+    /// Let go of the socket of this link, which is to have another, and say [`ToNode::LinkLost`]. A link that has lost
+    /// it already has said so.
+    SuspendLink {
+        /// Its name.
+        key: LinkKey,
+    },
+    /// Another socket for a link that has none. For one that is over it comes too late, and is closed.
+    ResumeLink {
+        /// Its name.
+        key: LinkKey,
+        /// The connected socket, with its options set.
+        socket: OwnedFd,
+    },
+    /// Close this link for good and fail its channels.
     CloseLink {
         /// Its name.
         key: LinkKey,
@@ -137,7 +150,15 @@ pub enum ToShard {
 /// What a shard tells the control thread.
 #[derive(Debug)]
 pub enum ToNode {
-    /// A link ended.
+    /// A link has lost its socket, to the last of its operations. It lives on and may be given another.
+    LinkLost {
+        /// Its name.
+        key: LinkKey,
+        /// Why.
+        reason: String,
+    },
+    /// A link is over, whether it had a socket or not. Comes once for each link that was added, and is the last word of
+    /// it.
     LinkClosed {
         /// Its name.
         key: LinkKey,
@@ -202,6 +223,8 @@ pub struct ShardSnapshot {
     pub shard: u16,
     /// Both ends of every channel that lives here.
     pub channels: Vec<ChannelStats>,
+    /// Every data link that ends here, also one that waits for another socket.
+    pub links: Vec<LinkStats>,
     /// Attachments, partitions, gates and links.
     pub counts: ShardCounts,
     /// Payload bytes moved since the start, both directions: what placement compares.

@@ -7,6 +7,7 @@
 
 mod attachments;
 mod budget;
+mod carrying;
 mod clock;
 mod links;
 pub mod mailbox;

@@ -98,6 +98,7 @@ impl<R: Ring> ShardLoop<R> {
                     acked_bytes: view.acked_bytes,
                     consumed_bytes: view.consumed_bytes,
                     events_in_flight: view.events_in_flight,
+                    is_gone: view.is_gone,
                 };
                 partition.endpoint.publish(subpartition.0, &update);
             }

@@ -4,12 +4,12 @@ use std::mem;
 
 use bytes::Bytes;
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{GateId, LinkId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
-use weir_flow::shard::{LinkSpec, Submission};
+use weir_flow::ids::{GateId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
+use weir_flow::shard::Submission;
 use weir_ipc::{Delivered, GivenBack, Returned};
 
 use super::budget;
-use super::mailbox::{AttachmentId, LinkKey, RingKey, ShardCounts, ShardSnapshot, ToNode, ToShard};
+use super::mailbox::{AttachmentId, RingKey, ShardCounts, ShardSnapshot, ToNode, ToShard};
 use super::rings::{GateRing, PartitionRing, Target};
 use super::run::{Drain, ShardLoop};
 use crate::io::{Chunk, Completion, Ring, SocketSlot};
@@ -31,6 +31,8 @@ impl<R: Ring> ShardLoop<R> {
     fn handle_mail(&mut self, message: ToShard, now: Time) {
         match message {
             ToShard::AddLink { key, socket, early } => self.add_link(key, socket, &early, now),
+            ToShard::SuspendLink { key } => self.suspend_link(&key),
+            ToShard::ResumeLink { key, socket } => self.resume_link(&key, socket, now),
             ToShard::CloseLink { key, reason } => {
                 if let Some(link) = self.links.of_key(&key) {
                     self.close_link(link, reason, now);
@@ -66,9 +68,10 @@ impl<R: Ring> ShardLoop<R> {
             }
             ToShard::ConnectProducer { key, life, link } => {
                 let Some(Target::Gate(gate)) = self.attachments.target(key) else { return };
-                match self.links.of_key(&link) {
+                let carried = self.links.of_key(&link).filter(|link| self.links.socket(*link).is_some());
+                match carried {
                     Some(link) => self.core.handle_producer(gate, life, link, now),
-                    // Nothing was asked for yet, so nothing is lost: the node finds another link.
+                    // Nothing was asked for yet, so nothing is lost: the node finds another link, or the next socket.
                     None => self.tell(ToNode::NotConnected { key, producer: life.producer }),
                 }
             }
@@ -85,24 +88,6 @@ impl<R: Ring> ShardLoop<R> {
                 self.core.handle_drain(now);
             }
             ToShard::Stop => {}
-        }
-    }
-
-    fn add_link(&mut self, key: LinkKey, socket: std::os::fd::OwnedFd, early: &[u8], now: Time) {
-        let slot = match self.ring.add_socket(socket) {
-            Ok(slot) => slot,
-            Err(error) => return self.tell(ToNode::LinkClosed { key, reason: error.to_string() }),
-        };
-        let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard };
-        let link = self.core.handle_link(spec, now);
-        self.links.insert(link, key, slot);
-        if let Err(error) = self.ring.receive(slot) {
-            return self.close_link(link, error.to_string(), now);
-        }
-        if !early.is_empty()
-            && let Err(error) = self.core.handle_received(link, early, &mut self.rings.gates, now)
-        {
-            self.close_link(link, error.to_string(), now);
         }
     }
 
@@ -168,6 +153,7 @@ impl<R: Ring> ShardLoop<R> {
         ShardSnapshot {
             shard: self.options.shard,
             channels: self.core.channels(now).collect(),
+            links: self.core.links().collect(),
             counts: ShardCounts {
                 attachments: count(self.attachments.len()),
                 partitions: count(self.rings.partitions.len()),
@@ -177,13 +163,6 @@ impl<R: Ring> ShardLoop<R> {
             bytes_total: self.bytes_total,
             turns: self.stall.stats(),
             ring_level: self.options.ring_level.clone(),
-        }
-    }
-
-    /// Tells peers and clients that the daemon stops, as far as that needs no waiting.
-    fn stop(&mut self, now: Time) {
-        for link in self.links.ids() {
-            self.close_link(link, Self::stopping().to_string(), now);
         }
     }
 
@@ -202,10 +181,10 @@ impl<R: Ring> ShardLoop<R> {
                 }
                 Completion::Sent { socket, result, batch } => self.handle_sent(socket, result, batch, now),
                 Completion::EndOfStream { socket } => {
-                    self.lose_link(socket, "the peer closed it".to_owned(), now)
+                    self.lose_socket(socket, "the peer closed it".to_owned())
                 }
-                Completion::ReceiveFailed { socket, errno } => self.lose_link(socket, errno.to_string(), now),
-                Completion::Closed { socket } => self.forget_link(socket, now),
+                Completion::ReceiveFailed { socket, errno } => self.lose_socket(socket, errno.to_string()),
+                Completion::Closed { socket } => self.forget_socket(socket, now),
                 Completion::Watch { .. } => self.inbox.hush(),
                 Completion::WatchFailed { id, errno } => {
                     tracing::error!(shard = self.options.shard, ?id, %errno, "a doorbell cannot be watched");
@@ -218,10 +197,7 @@ impl<R: Ring> ShardLoop<R> {
     fn handle_received(&mut self, socket: SocketSlot, chunk: Chunk, now: Time) {
         let bytes = self.ring.bytes(&chunk);
         self.bytes_total += bytes.len() as u64;
-        let open = self
-            .links
-            .of_socket(socket)
-            .filter(|id| self.links.get(*id).is_some_and(|link| link.closing.is_none()));
+        let open = self.links.of_socket(socket).filter(|id| self.links.socket(*id) == Some(socket));
         let broken = open.and_then(|link| {
             let outcome = self.core.handle_received(link, bytes, &mut self.rings.gates, now);
             outcome.err().map(|error| (link, error))
@@ -230,27 +206,6 @@ impl<R: Ring> ShardLoop<R> {
         if let Some((link, error)) = broken {
             self.close_link(link, error.to_string(), now);
         }
-    }
-
-    fn lose_link(&mut self, socket: SocketSlot, reason: String, now: Time) {
-        if let Some(link) = self.links.of_socket(socket) {
-            self.close_link(link, reason, now);
-        }
-    }
-
-    /// Starts to close a link. The core hears of it when its last completion has come.
-    pub(super) fn close_link(&mut self, id: LinkId, reason: String, _now: Time) {
-        let Some(link) = self.links.get_mut(id).filter(|link| link.closing.is_none()) else { return };
-        link.closing = Some(reason);
-        self.ring.close_socket(link.socket);
-    }
-
-    fn forget_link(&mut self, socket: SocketSlot, now: Time) {
-        let Some(id) = self.links.of_socket(socket) else { return };
-        let Some(link) = self.links.remove(id) else { return };
-        let reason = link.closing.unwrap_or_default();
-        self.core.handle_link_closed(id, &reason, now);
-        self.tell(ToNode::LinkClosed { key: link.key, reason });
     }
 
     /// Takes what clients published. Whether there was any.

@@ -61,6 +61,8 @@ pub(super) struct Lists {
     pub(super) gates: Vec<GateId>,
     pub(super) partitions: Vec<PartitionId>,
     pub(super) links: Vec<LinkId>,
+    /// Links that have lost their socket, of which the core has not said whether it keeps them.
+    pub(super) lost: Vec<LinkId>,
     pub(super) subpartitions: Vec<SubpartitionIndex>,
     pub(super) transmit: Transmit,
 }
@@ -170,6 +172,7 @@ impl<R: Ring> ShardLoop<R> {
         while let Some(notice) = self.core.poll_notice() {
             self.handle_notice(notice, now);
         }
+        self.end_lost(now);
     }
 
     fn handle_notice(&mut self, notice: Notice, now: Time) {
@@ -187,8 +190,17 @@ impl<R: Ring> ShardLoop<R> {
                 }
             }
             Notice::LinkTimedOut { link, silent_ns } => {
-                self.close_link(link, format!("the peer was silent for {} ms", silent_ns / 1_000_000), now);
+                self.lose_link(link, format!("the peer was silent for {} ms", silent_ns / 1_000_000));
             }
+            Notice::LinkStuck { link, stuck_ns } => {
+                self.lose_link(link, format!("the peer read nothing for {} ms", stuck_ns / 1_000_000));
+            }
+            Notice::LinkSuspended(link) => self.handle_suspended(link),
+            Notice::LinkResumed(link) => {
+                let key = self.links.get(link).map(|link| &link.key);
+                tracing::info!(shard = self.options.shard, ?key, "link goes on over another socket");
+            }
+            Notice::LinkExpired(link) => self.handle_expired(link, now),
             Notice::LinkGoodbye(link) => {
                 tracing::info!(shard = self.options.shard, %link, "the peer is stopping");
             }

@@ -2,6 +2,7 @@
 //! a client at each end. The test decides what completes, how much of it, and in which order.
 
 mod client;
+mod resuming;
 mod world;
 
 use weir_flow::exchange::Strategy;
@@ -17,7 +18,18 @@ use world::{World, key_of_b};
 
 /// Moves `segments` whole segments from a producer to a consumer and back to the producer's pool.
 fn transfer(world: &mut World, producer: &mut Producer, consumer: &mut Consumer, segments: usize) {
-    let mut expected = Vec::new();
+    transfer_behind(world, producer, consumer, segments, &[]);
+}
+
+/// The same, behind what was submitted before.
+fn transfer_behind(
+    world: &mut World,
+    producer: &mut Producer,
+    consumer: &mut Consumer,
+    segments: usize,
+    before: &[u8],
+) {
+    let mut expected = before.to_vec();
     for number in 0..segments {
         let payload: Vec<u8> =
             (0..producer.segment_bytes() - number % 7).map(|at| (at * 31 + number) as u8).collect();
@@ -70,8 +82,8 @@ fn completions_in_any_order_carry_everything() {
 }
 
 #[test]
-fn a_failed_send_closes_its_link_fails_both_ends_and_gives_all_memory_back() {
-    let mut world = World::new(Strategy::Forward);
+fn a_failed_send_without_a_grace_fails_both_ends_and_gives_all_memory_back() {
+    let mut world = World::with_grace(Strategy::Forward, 0);
     let (mut producer, mut consumer) = world.connect();
     let payload = vec![7; producer.segment_bytes()];
     assert!(producer.submit_segment(&payload));
@@ -87,7 +99,8 @@ fn a_failed_send_closes_its_link_fails_both_ends_and_gives_all_memory_back() {
     });
     world.close(&producer.key(), &consumer.key());
     world.until("all memory is back", World::is_released);
-    assert!(world.closed_links() >= 2, "both ends told the control thread");
+    assert_eq!(world.closed_links(), 2, "both ends told the control thread");
+    assert_eq!(world.lost_links(), [0, 0], "nobody is to bring another socket");
 }
 
 #[test]
@@ -158,8 +171,8 @@ fn a_client_that_lies_is_detached_with_the_field_and_nobody_else() {
 }
 
 #[test]
-fn the_end_of_a_stream_ends_the_link_and_its_channels() {
-    let mut world = World::new(Strategy::Forward);
+fn the_end_of_a_stream_without_a_grace_ends_the_link_and_its_channels() {
+    let mut world = World::with_grace(Strategy::Forward, 0);
     let (mut producer, mut consumer) = world.connect();
     world.end_streams();
     world.until("both ends hear of it", |_| {
@@ -170,14 +183,17 @@ fn the_end_of_a_stream_ends_the_link_and_its_channels() {
 }
 
 #[test]
-fn garbage_from_the_peer_closes_the_link() {
+fn garbage_from_the_peer_closes_the_link_for_good() {
     let mut world = World::new(Strategy::Forward);
     let (_producer, mut consumer) = world.connect();
+    let began = world.now_ns();
     world.arrive_at_b(&[0xff; 64]);
     world.until("the consumer hears of it", |_| {
         consumer.take();
         consumer.failure == Some(FailureCode::LinkLost)
     });
+    assert!(world.now_ns() - began < 1_000_000_000, "it waited for another socket");
+    assert_eq!((world.closed_links(), world.lost_links()), (1, [0, 0]));
 }
 
 #[test]
@@ -294,6 +310,7 @@ fn a_link_whose_sends_cannot_be_read_although_all_memory_is_there_is_closed() {
         producer.failure == Some(FailureCode::LinkLost)
     });
     assert_eq!(world.fault_of(producer.key().attachment), None);
+    assert_eq!(world.lost_links(), [0, 0], "the next socket would be no better");
 }
 
 #[test]

@@ -27,8 +27,7 @@ impl<R: Ring> ShardLoop<R> {
     }
 
     fn transmit_on(&mut self, id: LinkId, now: Time) {
-        let Some(link) = self.links.get(id).filter(|link| link.closing.is_none()) else { return };
-        let socket = link.socket;
+        let Some(socket) = self.links.socket(id) else { return };
         if !self.core.poll_transmit(id, &mut self.lists.transmit, now) {
             return;
         }
@@ -61,7 +60,7 @@ impl<R: Ring> ShardLoop<R> {
         self.core.handle_sent(link, taken, now);
         match result {
             Err(errno) if errno.0 == libc::EFAULT => self.handle_unread(link, &batch, now),
-            Err(errno) => self.close_link(link, errno.to_string(), now),
+            Err(errno) => self.lose_link(link, errno.to_string()),
             Ok(_) => {
                 if let Some(link) = self.links.get_mut(link) {
                     link.unread_sends = 0;

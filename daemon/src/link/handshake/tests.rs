@@ -19,7 +19,8 @@ fn identity(node: &str) -> Identity {
     }
 }
 
-const DATA: Purpose = Purpose { kind: LinkKind::Data, local_shard: 5, peer_shard: 1 };
+const DATA: Purpose =
+    Purpose { kind: LinkKind::Data, local_shard: 5, peer_shard: 1, link: 0x1234_5678_9abc_def0, resumes: 0 };
 
 async fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -47,7 +48,7 @@ async fn both_ends_learn_who_the_other_is_and_take_no_byte_too_many() {
     let (mut at_a, b) = dialled.unwrap();
     let (mut at_b, a) = accepted.unwrap();
     assert_eq!(b, Peer { node: name("b"), epoch: 7, listen_port: 7070, purpose: DATA });
-    let mirrored = Purpose { kind: LinkKind::Data, local_shard: 1, peer_shard: 5 };
+    let mirrored = Purpose { local_shard: 1, peer_shard: 5, ..DATA };
     assert_eq!(a, Peer { node: name("a"), epoch: 3, listen_port: 1, purpose: mirrored });
     at_a.write_all(b"first").await.unwrap();
     let mut first = [0_u8; 5];
@@ -102,6 +103,82 @@ async fn a_shard_that_is_not_there_is_told_to_both_ends() {
     assert!(text(dialled).contains("shard 2 asked for"));
 }
 
+#[tokio::test]
+async fn a_data_link_without_a_name_and_a_control_link_with_one_are_refused() {
+    for purpose in [
+        Purpose { link: 0, ..DATA },
+        Purpose { link: 1, ..Purpose::CONTROL },
+        Purpose { resumes: 1, ..Purpose::CONTROL },
+    ] {
+        let (dialled, accepted) = meet(identity("a"), identity("b"), purpose, "b").await;
+        assert_eq!(text(accepted), "link does not fit the handshake; needed: the expected one");
+        assert!(matches!(dialled, Err(HandshakeError::Refused(_))), "{dialled:?}");
+    }
+}
+
+/// An acceptor that answers for another connection than the one that was asked for.
+#[tokio::test]
+async fn an_answer_for_another_connection_of_a_link_is_refused() {
+    for change in [Purpose { link: 9, ..DATA }, Purpose { resumes: 9, ..DATA }] {
+        let (dialled, mut accepted) = pair().await;
+        let (a, expected) = (identity("a"), name("b"));
+        let (dialled, ()) = tokio::join!(dial(dialled, &a, DATA, &expected), async {
+            let Message::Hello { hello, .. } = read_message(&mut accepted, &mut 0).await.unwrap() else {
+                panic!("no Hello");
+            };
+            let mut ack = own_hello(&identity("b"), Role::Acceptor, change.mirrored()).unwrap();
+            ack.mac = code(&a, &hello, &ack, Role::Acceptor).unwrap().finalize().into_bytes().into();
+            write_message(&mut accepted, &Message::HelloAck { hello: ack }).await.unwrap();
+            drop(accepted);
+        });
+        assert!(matches!(dialled, Err(HandshakeError::Inconsistent { .. })), "{dialled:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dialler_that_goes_on_with_a_link_waits_for_the_acceptors_first_frame_and_leaves_it_there() {
+    let (dialled, accepted) = pair().await;
+    let (a, b, expected) = (identity("a"), identity("b"), name("b"));
+    let next = Purpose { resumes: 3, ..DATA };
+    let dialling = tokio::spawn(async move { dial(dialled, &a, next, &expected).await });
+    let (mut at_b, from_a) = accept(accepted, &b).await.unwrap();
+    assert_eq!(from_a.purpose, next.mirrored());
+    let mut first = Vec::new();
+    encode(&Message::LinkResume { control_received: 5 }, &mut first);
+    // In pieces, of which the first is no whole header.
+    at_b.write_all(&first[..7]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!dialling.is_finished(), "it must not believe in the link before the acceptor does");
+    at_b.write_all(&first[7..]).await.unwrap();
+    let (mut at_a, _) = dialling.await.unwrap().unwrap();
+    let mut found = vec![0; first.len()];
+    at_a.read_exact(&mut found).await.unwrap();
+    assert_eq!(found, first);
+}
+
+#[tokio::test]
+async fn a_dialler_hears_that_its_link_is_over_and_why() {
+    let (dialled, accepted) = pair().await;
+    let (a, b, expected) = (identity("a"), identity("b"), name("b"));
+    let (dialled, ()) = tokio::join!(dial(dialled, &a, Purpose { resumes: 3, ..DATA }, &expected), async {
+        let (stream, _) = accept(accepted, &b).await.unwrap();
+        say_goodbye(stream, Failure::new(FailureCode::LinkLost, "it was too late")).await;
+    });
+    let error = dialled.unwrap_err();
+    assert!(matches!(&error, HandshakeError::LinkOver(failure) if failure.text == "it was too late"));
+    assert_eq!(error.to_string(), "the peer has given the link up: it was too late");
+}
+
+#[tokio::test]
+async fn an_acceptor_that_only_closes_does_not_end_the_link() {
+    let (dialled, accepted) = pair().await;
+    let (a, b, expected) = (identity("a"), identity("b"), name("b"));
+    let (dialled, ()) = tokio::join!(dial(dialled, &a, Purpose { resumes: 3, ..DATA }, &expected), async {
+        drop(accept(accepted, &b).await.unwrap());
+    });
+    assert!(matches!(dialled, Err(HandshakeError::Closed)), "{dialled:?}");
+}
+
 /// The first message of a dialler with this version; only the version's place is fixed for all versions.
 fn hello_of_version(version: u16) -> Vec<u8> {
     let hello = own_hello(&identity("a"), Role::Dialler, Purpose::CONTROL).unwrap();
@@ -127,15 +204,19 @@ async fn read_goodbye(stream: &mut TcpStream) -> String {
 #[tokio::test]
 async fn a_wrong_version_is_told_to_both_ends() {
     let (mut dialled, accepted) = pair().await;
-    dialled.write_all(&hello_of_version(2)).await.unwrap();
+    dialled.write_all(&hello_of_version(PROTOCOL_VERSION + 1)).await.unwrap();
     let identity = identity("b");
     let (accepted, goodbye) = tokio::join!(accept(accepted, &identity), async {
         let goodbye = read_goodbye(&mut dialled).await;
         drop(dialled);
         goodbye
     });
-    assert!(matches!(accepted, Err(HandshakeError::Version { found: 2 })), "{accepted:?}");
-    assert!(goodbye.contains("protocol version is 2; needed: 1"), "{goodbye}");
+    let found = PROTOCOL_VERSION + 1;
+    assert!(matches!(accepted, Err(HandshakeError::Version { found: version }) if version == found));
+    assert!(
+        goodbye.contains(&format!("protocol version is {found}; needed: {PROTOCOL_VERSION}")),
+        "{goodbye}"
+    );
 }
 
 #[tokio::test]
@@ -245,7 +326,7 @@ async fn a_peer_that_sends_byte_after_byte_is_cut_off_after_five_seconds() {
     let begun = tokio::time::Instant::now();
     let identity = identity("b");
     let (accepted, ()) = tokio::join!(accept(accepted, &identity), async {
-        for byte in hello_of_version(1) {
+        for byte in hello_of_version(PROTOCOL_VERSION) {
             tokio::time::sleep(Duration::from_millis(900)).await;
             if dialled.write_all(&[byte]).await.is_err() {
                 break;

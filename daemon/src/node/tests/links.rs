@@ -16,6 +16,187 @@ use super::*;
 use crate::link::handshake::Purpose;
 use crate::shard::mailbox::{LinkKey, RingKey};
 
+/// A word of a data link, sent and read through its sockets.
+fn pass_on(from: &OwnedFd, to: &OwnedFd) {
+    rustix::io::write(from, b"on we go").unwrap();
+    let mut bytes = [0_u8; 32];
+    let count = rustix::io::read(to, &mut bytes).unwrap();
+    assert_eq!(&bytes[..count], b"on we go");
+}
+
+/// Two nodes with a data link that `a` has dialled, and the keys of its ends.
+struct Linked {
+    a: TestNode,
+    b: TestNode,
+    near: LinkKey,
+    far: LinkKey,
+    _clients: [Client; 2],
+}
+
+impl Linked {
+    async fn start() -> Self {
+        let mut b = TestNode::start(options("b"), 1);
+        let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
+        a.until_linked("b").await;
+        let mut source = b.client().await;
+        source.partition(producer("x")).await;
+        let mut sink = a.client().await;
+        sink.gate(consumer("x")).await;
+        let (_, near) = next_channel(&mut a.shards[0]).await;
+        let far = loop {
+            if let ToShard::AddLink { key, .. } = b.shards[0].next().await {
+                break key;
+            }
+        };
+        assert!(near.dialled && !far.dialled);
+        Self { a, b, near, far, _clients: [source, sink] }
+    }
+
+    fn lose(&self, at_a: bool) {
+        let (node, key) = if at_a { (&self.a, &self.near) } else { (&self.b, &self.far) };
+        node.to_node.send(ToNode::LinkLost { key: key.clone(), reason: "reset".to_owned() }).unwrap();
+    }
+
+    /// The next socket of the link at `b`, which says its first word on it; then the one at `a`.
+    async fn next_sockets(&mut self) -> [OwnedFd; 2] {
+        let ToShard::ResumeLink { key, socket: at_b } = self.b.shards[0].next().await else {
+            panic!("no other socket at b");
+        };
+        assert_eq!(key, self.far);
+        let mut first = Vec::new();
+        encode(&Message::LinkResume { control_received: 0 }, &mut first);
+        rustix::io::write(&at_b, &first).unwrap();
+        let ToShard::ResumeLink { key, socket: at_a } = self.a.shards[0].next().await else {
+            panic!("no other socket at a");
+        };
+        assert_eq!(key, self.near);
+        let mut found = [0_u8; 64];
+        let count = rustix::io::read(&at_a, &mut found).unwrap();
+        assert_eq!(found[..count], first, "it is left to the shard");
+        [at_a, at_b]
+    }
+}
+
+#[tokio::test]
+async fn a_data_link_that_lost_its_socket_gets_another_on_both_nodes_again_and_again() {
+    let mut linked = Linked::start().await;
+    for _ in 0..4 {
+        linked.lose(true);
+        linked.lose(false);
+        let [at_a, at_b] = linked.next_sockets().await;
+        pass_on(&at_a, &at_b);
+        pass_on(&at_b, &at_a);
+    }
+    assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await);
+    assert!(linked.b.shards[0].is_quiet(&linked.b.handle).await);
+}
+
+#[tokio::test]
+async fn a_node_that_still_believes_in_a_socket_lets_go_of_it_before_it_takes_the_next() {
+    let mut linked = Linked::start().await;
+    linked.lose(true);
+    assert!(matches!(linked.b.shards[0].next().await, ToShard::SuspendLink { key } if key == linked.far));
+    assert!(linked.b.shards[0].is_quiet(&linked.b.handle).await, "its shard has not let go of the old one");
+    assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await, "the peer has not taken the link up");
+    linked.lose(false);
+    let [at_a, at_b] = linked.next_sockets().await;
+    pass_on(&at_a, &at_b);
+}
+
+#[tokio::test]
+async fn a_node_whose_peer_has_given_a_link_up_closes_it_with_the_peers_reason() {
+    let mut linked = Linked::start().await;
+    let closed = ToNode::LinkClosed { key: linked.far.clone(), reason: "a frame too long".to_owned() };
+    linked.b.to_node.send(closed).unwrap();
+    linked.b.status().await;
+    linked.lose(true);
+    let ToShard::CloseLink { key, reason } = linked.a.shards[0].next().await else {
+        panic!("not closed");
+    };
+    assert_eq!((key, &reason[..]), (linked.near.clone(), "node b said: the link is over: a frame too long"));
+    let closed = ToNode::LinkClosed { key: linked.near.clone(), reason };
+    linked.a.to_node.send(closed).unwrap();
+    assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await, "nobody wants another link");
+    assert!(linked.b.shards[0].is_quiet(&linked.b.handle).await);
+}
+
+#[tokio::test]
+async fn a_link_that_its_shard_gives_up_is_dialled_no_more() {
+    let mut linked = Linked::start().await;
+    let (listen, dir) = (linked.b.listen, std::mem::replace(&mut linked.b.dir, tempfile::tempdir().unwrap()));
+    linked.b.end.abort();
+    drop(dir);
+    linked.lose(true);
+    let closed = ToNode::LinkClosed { key: linked.near.clone(), reason: "the grace is over".to_owned() };
+    linked.a.to_node.send(closed).unwrap();
+    linked.a.status().await;
+    // Whoever listens there now is dialled for a control link only, if at all.
+    let listener = loop {
+        match TcpListener::bind(listen).await {
+            Ok(listener) => break listener,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    let mut kinds = Vec::new();
+    let dials = async {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (mut frames, mut bytes) = (FrameReader::new(CONTROL_BYTES_MAX), [0_u8; 1024]);
+            let count = stream.read(&mut bytes).await.unwrap_or(0);
+            frames.push(&bytes[..count]);
+            if let Ok(Some(Message::Hello { hello, .. })) = frames.poll_message() {
+                kinds.push(hello.kind);
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(2), dials).await;
+    assert!(!kinds.is_empty(), "the control link is dialled");
+    assert!(kinds.iter().all(|kind| *kind == weir_flow::wire::LinkKind::Control), "{kinds:?}");
+    assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await);
+}
+
+#[tokio::test]
+async fn a_link_of_a_node_to_itself_gets_both_ends_of_another_connection_or_neither() {
+    let mut node = TestNode::start(options("a"), 2);
+    let mut source = node.client().await;
+    source.partition(producer("x")).await;
+    let mut sink = node.client().await;
+    sink.gate(consumer("x")).await;
+    let mut keys = Vec::new();
+    for shard in &mut node.shards {
+        keys.push(loop {
+            if let ToShard::AddLink { key, .. } = shard.next().await {
+                break key;
+            }
+        });
+    }
+    let lose = |node: &TestNode, key: &LinkKey| {
+        node.to_node.send(ToNode::LinkLost { key: key.clone(), reason: "reset".to_owned() }).unwrap();
+    };
+    // The accepted end first: it waits for the other one.
+    let near = keys.iter().position(|key| key.dialled).unwrap();
+    for key in [&keys[1 - near], &keys[near]] {
+        lose(&node, key);
+    }
+    let mut sockets = Vec::new();
+    for shard in &mut node.shards {
+        sockets.push(loop {
+            if let ToShard::ResumeLink { socket, .. } = shard.next().await {
+                break socket;
+            }
+        });
+    }
+    pass_on(&sockets[0], &sockets[1]);
+    // One end is over: so is the other.
+    let over = ToNode::LinkClosed { key: keys[1 - near].clone(), reason: "a frame too long".to_owned() };
+    node.to_node.send(over).unwrap();
+    lose(&node, &keys[near]);
+    let ToShard::CloseLink { key, reason } = node.shards[near].next().await else {
+        panic!("not closed");
+    };
+    assert_eq!((&key, &reason[..]), (&keys[near], "the link is over: a frame too long"));
+}
+
 /// A peer `a` that this test plays: a control link to `node`.
 async fn peer_a(node: &TestNode) -> TcpStream {
     let identity = Identity {

@@ -114,6 +114,8 @@ impl TestShard {
 fn kind(mail: &ToShard) -> &'static str {
     match mail {
         ToShard::AddLink { .. } => "AddLink",
+        ToShard::SuspendLink { .. } => "SuspendLink",
+        ToShard::ResumeLink { .. } => "ResumeLink",
         ToShard::CloseLink { .. } => "CloseLink",
         ToShard::AddAttachment { .. } => "AddAttachment",
         ToShard::AddPartition { .. } => "AddPartition",
@@ -131,6 +133,7 @@ fn snapshot(shard: u16) -> ShardSnapshot {
     ShardSnapshot {
         shard,
         channels: Vec::new(),
+        links: Vec::new(),
         counts: ShardCounts::default(),
         bytes_total: 0,
         turns: TurnStats::default(),
@@ -307,6 +310,7 @@ fn producer(exchange: &str) -> CreatePartition {
         consumers: 2,
         strategy: "rebalance".to_owned(),
         checksum: false,
+        continue_without: false,
         options: PartitionOptions::default(),
     }
 }

@@ -19,7 +19,7 @@ use weir_ipc::session::{SessionEndpoint, SessionPort};
 
 use super::client::{Consumer, Producer};
 use crate::io::fake::{FakeRing, SendPolicy};
-use crate::io::{SendPart, SocketSlot};
+use crate::io::{Errno, SendPart, SocketSlot};
 use crate::memory::{HugepageMode, ReceiveRegion, SendRegion};
 use crate::shard::mailbox::{AttachmentId, LinkKey, RingKey, ShardSender, ToNode, ToShard, mailbox};
 use crate::shard::run::Flow;
@@ -39,12 +39,12 @@ pub(super) struct Side {
 }
 
 impl Side {
-    fn new(number: u16) -> Self {
+    fn new(number: u16, limits: Limits) -> Self {
         let (sender, inbox) = mailbox(number).expect("a mailbox");
         let (to_node, reports) = unbounded_channel();
         let options = ShardOptions {
             shard: number,
-            limits: Limits::new(SEGMENT_BYTES).expect("sound limits"),
+            limits,
             ring_level: "none: a test".to_owned(),
             spin: std::time::Duration::ZERO,
         };
@@ -78,15 +78,24 @@ pub(super) struct World {
     released: [usize; 2],
     created: [usize; 2],
     links_closed: usize,
+    closed_for: Vec<String>,
+    /// Times that A and B have said that their link has lost its socket.
+    links_lost: [usize; 2],
     not_connected: Vec<(RingKey, ProducerIndex)>,
     drained: bool,
+    is_wire_held: bool,
 }
 
 impl World {
     pub(super) fn new(strategy: Strategy) -> Self {
+        Self::with_grace(strategy, Limits::default().link_grace_ns)
+    }
+
+    pub(super) fn with_grace(strategy: Strategy, link_grace_ns: u64) -> Self {
+        let limits = Limits { link_grace_ns, ..Limits::new(SEGMENT_BYTES).expect("sound limits") };
         let world = Self {
-            a: Side::new(0),
-            b: Side::new(1),
+            a: Side::new(0, limits.clone()),
+            b: Side::new(1, limits),
             strategy,
             now: Time(1_000_000_000),
             attachments: 0,
@@ -94,8 +103,11 @@ impl World {
             released: [0; 2],
             created: [0; 2],
             links_closed: 0,
+            closed_for: Vec::new(),
+            links_lost: [0; 2],
             not_connected: Vec::new(),
             drained: false,
+            is_wire_held: false,
         };
         world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new() });
         world.b.mail(ToShard::AddLink { key: key_of_b(), socket: socket(), early: Vec::new() });
@@ -137,6 +149,69 @@ impl World {
         consumer
     }
 
+    /// The node lets A, or B, have another socket.
+    pub(super) fn resume(&self, at_a: bool) {
+        let (side, key) = if at_a { (&self.a, key_of_a()) } else { (&self.b, key_of_b()) };
+        side.mail(ToShard::ResumeLink { key, socket: socket() });
+    }
+
+    /// The peer has dialled the link of B anew, whose socket B still believes in.
+    pub(super) fn suspend_at_b(&self) {
+        self.b.mail(ToShard::SuspendLink { key: key_of_b() });
+    }
+
+    /// Waits until both ends have lost their socket so often, then gives both another one.
+    pub(super) fn resume_both(&mut self, times: usize) {
+        self.until("both ends have lost their socket", |world| world.links_lost == [times; 2]);
+        self.set_send_policy(SendPolicy::Whole);
+        self.resume(true);
+        self.resume(false);
+        self.until("both ends have a socket", |world| world.open_sockets() == [1, 1]);
+    }
+
+    pub(super) fn lost_links(&self) -> [usize; 2] {
+        self.links_lost
+    }
+
+    /// Why links are over, as the node was told.
+    pub(super) fn closed_for(&self) -> &[String] {
+        &self.closed_for
+    }
+
+    /// Sockets of A and of B that are open or closing.
+    pub(super) fn open_sockets(&self) -> [usize; 2] {
+        [&self.a, &self.b].map(|side| side.shard.ring.sockets().len())
+    }
+
+    /// The socket of A is reset, and what it had taken is lost. Its sends fail from now on.
+    pub(super) fn reset_a(&mut self) {
+        for socket in self.a.shard.ring.sockets() {
+            self.a.shard.ring.set_socket_policy(socket, SendPolicy::Fail(Errno(libc::ECONNRESET)));
+            self.a.shard.ring.take_sent(socket);
+            self.a.shard.ring.fail_receive(socket, Errno(libc::ECONNRESET));
+        }
+    }
+
+    /// The send that A holds ends, and with it the wait for its socket.
+    pub(super) fn complete_send_at_a(&mut self, result: Result<u32, Errno>) {
+        let socket = first_socket(&self.a).expect("a socket");
+        self.a.shard.ring.complete_send(socket, result);
+    }
+
+    /// While held, sockets of B that are being closed are not closed yet.
+    pub(super) fn hold_closed_at_b(&mut self, hold: bool) {
+        self.b.shard.ring.hold_closed(hold);
+    }
+
+    /// While held, nothing gets from one end to the other, and nobody is told.
+    pub(super) fn hold_wire(&mut self, hold: bool) {
+        self.is_wire_held = hold;
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now.0
+    }
+
     pub(super) fn close_link_at_b(&self, link: &LinkKey) {
         self.b.mail(ToShard::CloseLink { key: link.clone(), reason: "a test".to_owned() });
     }
@@ -163,6 +238,7 @@ impl World {
             shape,
             incarnation: Incarnation(self.attachments),
             segments,
+            continue_without: false,
         };
         let bytes = region.bytes();
         self.a.mail(ToShard::AddPartition { key, spec, endpoint, region });
@@ -244,7 +320,7 @@ impl World {
             side.shard.core.check().expect("the invariants of the core");
         }
         let (a, b) = (first_socket(&self.a), first_socket(&self.b));
-        if let (Some(a), Some(b)) = (a, b) {
+        if let (Some(a), Some(b), false) = (a, b, self.is_wire_held) {
             let (from_a, from_b) = (self.a.shard.ring.take_sent(a), self.b.shard.ring.take_sent(b));
             self.b.shard.ring.arrive(b, &from_a);
             self.a.shard.ring.arrive(a, &from_b);
@@ -253,14 +329,19 @@ impl World {
     }
 
     fn take_reports(&mut self) {
-        for (side, released) in [&mut self.a, &mut self.b].into_iter().zip(&mut self.released) {
+        let counts = self.released.iter_mut().zip(&mut self.links_lost);
+        for (side, (released, lost)) in [&mut self.a, &mut self.b].into_iter().zip(counts) {
             while let Ok(report) = side.reports.try_recv() {
                 match report {
                     ToNode::AttachmentFault { attachment, text } => {
                         self.faults.insert(attachment, text);
                     }
                     ToNode::RingReleased { .. } => *released += 1,
-                    ToNode::LinkClosed { .. } => self.links_closed += 1,
+                    ToNode::LinkLost { .. } => *lost += 1,
+                    ToNode::LinkClosed { reason, .. } => {
+                        self.links_closed += 1;
+                        self.closed_for.push(reason);
+                    }
                     ToNode::NotConnected { key, producer } => self.not_connected.push((key, producer)),
                     ToNode::Drained { .. } => self.drained = true,
                     _ => {}
