@@ -24,7 +24,8 @@ pub(crate) fn produce(run_dir: &Path, count: u64) -> Result<(), Error> {
         partition.emit(format!("line {number}").as_bytes())?;
     }
     partition.emit_event(b"that was all", false)?;
-    partition.finish()
+    partition.finish()?;
+    Ok(())
 }
 
 fn main() -> ExitCode {

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use weir_flow::exchange::NameError;
 use weir_flow::failure::Failure;
@@ -21,15 +22,24 @@ pub enum Error {
         /// What the system said.
         cause: io::Error,
     },
-    /// The daemon ended while this client was attached. Every handle of the client is of no more use.
+    /// The daemon ended while this client was attached. The partitions and gates made until then are of no more use;
+    /// the next that is made attaches anew.
     DaemonGone {
         /// The attach socket of that daemon.
         path: PathBuf,
     },
-    /// The daemon ended this client's attachment and said why. Every handle of the client is of no more use.
+    /// The daemon ended this client's attachment and said why: it is stopping, for instance. As for
+    /// [`Self::DaemonGone`], partitions and gates are of no more use.
     Detached {
         /// The daemon's reason.
         text: String,
+    },
+    /// The daemon had ended, or let this client go, and for as long as was to be waited no daemon took its place.
+    NotReattached {
+        /// How long was waited: `reattach_timeout`.
+        waited: Duration,
+        /// What came of the last attempt.
+        cause: Box<Error>,
     },
     /// The daemon refused a request. Nothing was created; other handles go on.
     Refused {
@@ -40,7 +50,8 @@ pub enum Error {
     },
     /// The partition failed, or one channel of the gate did. For a gate the other channels can still be read.
     Failed {
-        /// The channel that failed (its producer index); none when the whole partition did.
+        /// The channel that failed: the producer index at a gate; at a partition that goes on without its dead
+        /// consumers the consumer that was asked for. None when the whole partition failed.
         channel: Option<u32>,
         /// Code and text, as the daemon reported them.
         failure: Failure,
@@ -106,10 +117,17 @@ impl Error {
         }
     }
 
-    /// Whether the client as a whole is of no more use, because its daemon is not there or let it go.
+    /// Whether the client has no attachment (any more), because no daemon is there or it let this client go. All
+    /// partitions and gates are of no more use then. What is made next attaches anew, if a daemon is there by then.
     #[must_use]
-    pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::DaemonUnreachable { .. } | Self::DaemonGone { .. } | Self::Detached { .. })
+    pub fn is_unattached(&self) -> bool {
+        matches!(
+            self,
+            Self::DaemonUnreachable { .. }
+                | Self::DaemonGone { .. }
+                | Self::Detached { .. }
+                | Self::NotReattached { .. }
+        )
     }
 
     pub(crate) fn protocol(text: impl Into<String>) -> Self {
@@ -136,6 +154,9 @@ impl fmt::Display for Error {
                 write!(f, "the daemon at {} ended while this process was attached to it", path.display())
             }
             Self::Detached { text } => write!(f, "the daemon detached this process: {text}"),
+            Self::NotReattached { waited, cause } => {
+                write!(f, "the daemon ended, and none could be attached to within {waited:?}: {cause}")
+            }
             Self::Refused { code, text } => write!(f, "the daemon refused: {code}: {text}"),
             Self::Failed { channel: Some(channel), failure } => {
                 write!(f, "channel {channel} failed: {failure}")
@@ -168,6 +189,7 @@ impl std::error::Error for Error {
             Self::DaemonUnreachable { cause, .. } | Self::Os { cause, .. } => Some(cause),
             Self::Failed { failure, .. } => Some(failure),
             Self::Name { cause, .. } => Some(cause),
+            Self::NotReattached { cause, .. } => Some(cause),
             _ => None,
         }
     }

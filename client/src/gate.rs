@@ -139,13 +139,23 @@ impl Gate {
         self.shape
     }
 
+    /// Looks whether the daemon that made this gate is still there. Waits for nothing. What was delivered before can
+    /// still be read.
+    ///
+    /// # Errors
+    /// [`Error::DaemonGone`], or [`Error::Detached`] with the daemon's reason; from then on always.
+    pub fn check(&self) -> Result<(), Error> {
+        self.session.check()
+    }
+
     /// The next record or event; waits for it. `None` when every producer has finished and everything was read.
     ///
     /// What was returned before is let go of: its segment goes back, and becomes credit.
     ///
     /// # Errors
     /// [`Error::Failed`] once for each channel that failed; the others can be read on, but a gate with a failed
-    /// channel ends with that error again, and never with `None`. Or the daemon is gone.
+    /// channel ends with that error again, and never with `None`. Or the daemon is gone, and everything that it had
+    /// delivered was read.
     #[inline]
     #[allow(clippy::should_implement_trait)] // An iterator cannot lend its items.
     pub fn next(&mut self) -> Result<Option<Item<'_>>, Error> {
@@ -162,7 +172,7 @@ impl Gate {
     /// As [`Self::next`], without waiting.
     ///
     /// # Errors
-    /// As [`Self::next`]; but that the daemon is gone is noticed by `next` and [`crate::Client::check`] only.
+    /// As [`Self::next`]; but that the daemon is gone is noticed by `next` and [`Self::check`] only.
     pub fn try_next(&mut self) -> Result<Next<'_>, Error> {
         let found = self.reader.find()?;
         if let Found::Nothing = found {

@@ -17,7 +17,8 @@
 //!     for (user, page) in [("ada", "/"), ("grace", "/docs"), ("ada", "/docs")] {
 //!         partition.emit_keyed(user.as_bytes(), format!("{user} {page}").as_bytes())?;
 //!     }
-//!     partition.finish()
+//!     partition.finish()?;
+//!     Ok(())
 //! }
 //! ```
 //!
@@ -48,8 +49,44 @@
 //!
 //! Every call here blocks its thread until it is done, and nothing else: there is no runtime, and one thread per
 //! process beside the application's own, for the buffer timeout. A producer waits when its consumers do not keep
-//! up, a consumer when nothing is there. Both show in the times of their task. A daemon that ends, or that detaches
-//! this process, ends every wait with an error.
+//! up, a consumer when nothing is there. Both show in the times of their task.
+//!
+//! # When the daemon ends
+//!
+//! Killed, stopped, or replaced by a newer one: what this process has of it ends, and nothing of it hangs.
+//!
+//! - Every call that waits, on whatever thread, ends with [`Error::DaemonGone`], or with [`Error::Detached`] and the
+//!   daemon's reason if it had the time to give one. A gate first hands out all that had been delivered to it.
+//! - Memory stays mapped for as long as a handle has it: a record that is being read stays what it is.
+//! - Records that were emitted and not covered by a [`Partition::finish`] that returned `Ok` may be lost. Which of
+//!   them arrived is not known, so a program that emits them once more may repeat some: within one life of a producer
+//!   no consumer gets a record twice, over two lives nobody can promise that.
+//! - [`Client`] and [`Task`] stay good. The next [`Client::task`], [`Task::partition`] or [`Task::gate`] attaches to
+//!   the daemon that then runs on the run directory. It tries again with pauses of random length up to 1 s, and gives
+//!   up with [`Error::NotReattached`] after [`ConnectOptions::reattach_timeout`]. A producer made so is a new
+//!   incarnation of its index: its consumers see the old one fail and the new one begin, never both as one.
+//!
+//! So a program that is to survive its daemon wraps what makes handles and uses them in a loop:
+//!
+//! ```no_run
+//! # use weir_client::{Client, Error, PartitionOptions, Strategy, Task};
+//! # fn work(task: &Task) -> Result<(), Error> {
+//! #     let mut partition = task.partition("x", 0, 1, 1, Strategy::Forward, PartitionOptions::default())?;
+//! #     partition.emit(b"record")?;
+//! #     partition.finish().map(drop)
+//! # }
+//! # fn main() -> Result<(), Error> {
+//! let client = Client::connect("/run/weir")?;
+//! let task = client.task("clicks")?;
+//! loop {
+//!     match work(&task) {
+//!         // The daemon ended while records were on their way: once more from where the application can.
+//!         Err(Error::DaemonGone { .. } | Error::Detached { .. }) => {}
+//!         done => return done,
+//!     }
+//! }
+//! # }
+//! ```
 //!
 //! # Tests
 //!
@@ -57,6 +94,7 @@
 
 mod client;
 mod clock;
+mod connection;
 mod error;
 mod flusher;
 mod gate;
@@ -68,7 +106,9 @@ mod times;
 pub use client::{Client, Task};
 pub use error::Error;
 pub use gate::{Event, Gate, Item, Next, RecordRef};
-pub use options::{BufferTimeout, ConnectOptions, GateOptions, PartitionOptions, RUN_DIR_DEFAULT};
-pub use partition::{Partition, PartitionWaits};
+pub use options::{
+    BufferTimeout, ConnectOptions, ConsumerDeath, GateOptions, PartitionOptions, RUN_DIR_DEFAULT,
+};
+pub use partition::{Finished, Partition, PartitionWaits};
 pub use weir_flow::exchange::{Shape, Strategy};
 pub use weir_flow::failure::{Failure, FailureCode};

@@ -16,15 +16,23 @@ pub struct ConnectOptions {
     pub run_dir: PathBuf,
     /// Name under which the daemon lists this process; its command name when not given.
     pub process_name: Option<String>,
-    /// Longest wait for the daemon's first answer.
+    /// Longest wait for the daemon's first answer: 5 s when not chosen otherwise.
     pub timeout: Duration,
+    /// How long a call that makes a task, a partition or a gate waits for a daemon when the one that the client was
+    /// attached to has ended: 30 s when not chosen otherwise. 0: not at all, the client stays without a daemon.
+    pub reattach_timeout: Duration,
 }
 
 impl ConnectOptions {
     /// The defaults, for the daemon with this run directory.
     #[must_use]
     pub fn new(run_dir: impl AsRef<Path>) -> Self {
-        Self { run_dir: run_dir.as_ref().to_path_buf(), process_name: None, timeout: Duration::from_secs(5) }
+        Self {
+            run_dir: run_dir.as_ref().to_path_buf(),
+            process_name: None,
+            timeout: Duration::from_secs(5),
+            reattach_timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -72,6 +80,22 @@ impl BufferTimeout {
     }
 }
 
+/// What becomes of a partition when one of its consumers dies: when the consumer's process ends or lets its gate go
+/// before the end, or when its node cannot be reached for longer than a link is waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConsumerDeath {
+    /// The partition fails, for all its consumers.
+    #[default]
+    Fail,
+    /// The partition goes on with the others, for as long as there is one. Only for [`Strategy::Rebalance`], whose
+    /// consumers can stand in for each other.
+    ///
+    /// Records that had been emitted to the consumer that died, and that it had not taken, are lost; they are counted
+    /// ([`crate::Partition::lost_records`]) and not emitted again, since some of them may have been read. A record
+    /// that is being emitted goes to another consumer as a whole. Nothing is split, nothing is emitted twice.
+    ContinueWithout,
+}
+
 /// How a partition is made. Sizes left out are the daemon's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct PartitionOptions {
@@ -93,6 +117,8 @@ pub struct PartitionOptions {
     pub max_parallelism: Option<u32>,
     /// Where a `rebalance` producer starts its round; random when not given.
     pub first_subpartition: Option<u32>,
+    /// What becomes of the partition when one of its consumers dies.
+    pub on_consumer_death: ConsumerDeath,
 }
 
 /// How a gate is made. What is left out is what the producers say, or the daemon's default.

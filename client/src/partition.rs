@@ -1,5 +1,6 @@
 //! A result partition: what a producer writes its records into.
 
+mod losses;
 mod selection;
 mod writer;
 
@@ -8,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use weir_flow::exchange::Strategy;
+use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::flush::{Flush, FlushClock};
 use weir_flow::ids::Time;
 use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec};
@@ -20,11 +22,11 @@ use weir_ipc::signal::WaitView;
 use weir_ipc::task_cell::TaskState;
 
 use self::selection::Selection;
-use self::writer::{Emission, Lack, Writer, WriterParts};
+use self::writer::{Emission, Emitted, Lack, Writer, WriterParts};
 use crate::clock;
 use crate::error::Error;
 use crate::flusher::{self, Registration};
-use crate::options::{BufferTimeout, PartitionOptions};
+use crate::options::{BufferTimeout, ConsumerDeath, PartitionOptions};
 use crate::session::{Session, Wanted, check_segment_bytes, take_descriptors, unexpected};
 use crate::times::TaskTimes;
 
@@ -81,6 +83,16 @@ pub struct PartitionWaits {
     pub ring_ns: u64,
 }
 
+/// How a partition finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// Consumers that died before, and without which the partition went on; always 0 unless it was made with
+    /// [`ConsumerDeath::ContinueWithout`].
+    pub lost_consumers: u32,
+    /// Records that they are not known to have taken; see [`Partition::lost_records`].
+    pub lost_records: u64,
+}
+
 /// A result partition: one producer's output, with one subpartition for each consumer (one in all for `forward`).
 ///
 /// Records go into a segment of the subpartition that the ship strategy names, and the segment goes to the daemon
@@ -88,10 +100,13 @@ pub struct PartitionWaits {
 /// taken what was sent; it never fails for lack of room.
 ///
 /// [`Self::finish`] ends it in good order. A partition that is dropped before has failed: its consumers get
-/// everything that had left, and then `producer gone`.
+/// everything that had left, and then `producer gone`. A partition whose consumer dies fails, unless it was made to go
+/// on without it ([`ConsumerDeath`]).
 pub struct Partition {
     shared: Arc<Shared>,
     selection: Selection,
+    /// Which consumers were found to be gone; empty while none was.
+    gone: Vec<bool>,
     checksum: bool,
     subpartitions: u32,
     record_bytes_max: u32,
@@ -140,6 +155,7 @@ impl PartitionRequest<'_> {
             consumers: self.consumers,
             strategy: self.strategy.as_str().to_owned(),
             checksum: options.checksum,
+            continue_without: options.on_consumer_death == ConsumerDeath::ContinueWithout,
             options: message::PartitionOptions {
                 exclusive: options.exclusive,
                 floating: options.floating,
@@ -194,7 +210,9 @@ impl Partition {
             .map_err(|cause| Error::os("mapping a send region", cause))?;
         let (view, clock) = (port.wait_view(), FlushClock::new(options.buffer_timeout.to_flow()));
         let (checksum, event_window) = (options.checksum, session.node().event_window);
-        let parts = WriterParts { port, mapping, pool, clock, segment_bytes, checksum, event_window };
+        let continues = options.on_consumer_death == ConsumerDeath::ContinueWithout;
+        let parts =
+            WriterParts { port, mapping, pool, clock, segment_bytes, checksum, event_window, continues };
         let writer = Mutex::new(Writer::new(parts));
         let (record_bytes_max, event_bytes_max) =
             (session.node().record_bytes_max, session.node().event_bytes_max as usize);
@@ -203,8 +221,17 @@ impl Partition {
             let target: Weak<Shared> = Arc::downgrade(&shared);
             let _ = shared.flusher.set(Registration::new(target)?);
         }
-        let waits = PartitionWaits::default();
-        Ok(Self { shared, selection, checksum, subpartitions, record_bytes_max, event_bytes_max, waits })
+        let (gone, waits) = (Vec::new(), PartitionWaits::default());
+        Ok(Self {
+            shared,
+            selection,
+            gone,
+            checksum,
+            subpartitions,
+            record_bytes_max,
+            event_bytes_max,
+            waits,
+        })
     }
 
     /// How many subpartitions there are.
@@ -219,6 +246,28 @@ impl Partition {
         self.waits
     }
 
+    /// Looks whether the daemon that made this partition is still there. Waits for nothing. An emit notices only when it
+    /// has to wait.
+    ///
+    /// # Errors
+    /// [`Error::DaemonGone`], or [`Error::Detached`] with the daemon's reason; from then on always.
+    pub fn check(&self) -> Result<(), Error> {
+        self.shared.session.check()
+    }
+
+    /// Consumers that have died so far, and without which the partition goes on ([`ConsumerDeath`]).
+    #[must_use]
+    pub fn lost_consumers(&self) -> u32 {
+        self.shared.lock().losses().0
+    }
+
+    /// Records that were emitted to consumers which have died ([`Self::lost_consumers`]), and which these are not known
+    /// to have taken. Of them some may have been read, but no record beyond them is missing.
+    #[must_use]
+    pub fn lost_records(&self) -> u64 {
+        self.shared.lock().losses().1
+    }
+
     /// Emits a record to the consumer that the ship strategy chooses. Waits while there is no segment for it.
     ///
     /// # Errors
@@ -226,8 +275,7 @@ impl Partition {
     /// partition has failed; or the daemon is gone.
     #[inline]
     pub fn emit(&mut self, record: &[u8]) -> Result<(), Error> {
-        let subpartition = self.selection.select(record, None, self.subpartitions)?;
-        self.emit_to(subpartition, record)
+        self.emit_selected(record, None)
     }
 
     /// Emits a record to the consumer that its key chooses. Strategies other than `hash` do not look at the key.
@@ -236,21 +284,65 @@ impl Partition {
     /// As [`Self::emit`].
     #[inline]
     pub fn emit_keyed(&mut self, key: &[u8], record: &[u8]) -> Result<(), Error> {
-        let subpartition = self.selection.select(record, Some(key), self.subpartitions)?;
-        self.emit_to(subpartition, record)
+        self.emit_selected(record, Some(key))
     }
 
     /// Emits a record to this subpartition, whatever the strategy.
     ///
     /// # Errors
-    /// As [`Self::emit`], and [`Error::NoSuchSubpartition`].
+    /// As [`Self::emit`], and [`Error::NoSuchSubpartition`]; [`Error::Failed`] with the subpartition as its channel if
+    /// the partition goes on without that consumer.
     #[inline]
     pub fn emit_to(&mut self, subpartition: u32, record: &[u8]) -> Result<(), Error> {
+        match self.emit_at(subpartition, record)? {
+            Emitted::Done(()) => Ok(()),
+            Emitted::Gone => Err(gone(subpartition)),
+        }
+    }
+
+    #[inline]
+    fn emit_selected(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<(), Error> {
+        loop {
+            let subpartition = self.select(record, key)?;
+            match self.emit_at(subpartition, record)? {
+                Emitted::Done(()) => return Ok(()),
+                // The whole record goes to another one: a part of it that was written here is never read.
+                Emitted::Gone => self.see_gone(subpartition),
+            }
+        }
+    }
+
+    /// The subpartition for the next record: the strategy's choice among the consumers that are there.
+    #[inline]
+    fn select(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<u32, Error> {
+        let mut chosen = self.selection.select(record, key, self.subpartitions)?;
+        if self.gone.is_empty() {
+            return Ok(chosen);
+        }
+        for _ in 0..self.subpartitions {
+            if !self.gone.get(chosen as usize).copied().unwrap_or(false) {
+                return Ok(chosen);
+            }
+            chosen = self.selection.select(record, key, self.subpartitions)?;
+        }
+        Err(self.shared.lock().all_gone())
+    }
+
+    #[cold]
+    fn see_gone(&mut self, subpartition: u32) {
+        self.gone.resize(self.subpartitions as usize, false);
+        if let Some(is_gone) = self.gone.get_mut(subpartition as usize) {
+            *is_gone = true;
+        }
+    }
+
+    #[inline]
+    fn emit_at(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
         if record.len() <= self.record_bytes_max as usize {
             let appended = self.shared.lock().append(subpartition, record)?;
             match appended {
-                Some(Flush::Nothing) => return Ok(()),
-                Some(flush) => return self.flush_record(subpartition, flush),
+                Some(Flush::Nothing) => return Ok(Emitted::Done(())),
+                Some(flush) => return self.flush_record(subpartition, flush).map(Emitted::Done),
                 None => {}
             }
         }
@@ -265,8 +357,13 @@ impl Partition {
     /// # Errors
     /// As [`Self::emit`].
     pub fn try_emit(&mut self, record: &[u8]) -> Result<bool, Error> {
-        let subpartition = self.selection.select(record, None, self.subpartitions)?;
-        self.try_emit_to(subpartition, record)
+        loop {
+            let subpartition = self.select(record, None)?;
+            match self.try_emit_at(subpartition, record)? {
+                Emitted::Done(is_emitted) => return Ok(is_emitted),
+                Emitted::Gone => self.see_gone(subpartition),
+            }
+        }
     }
 
     /// As [`Self::try_emit`], to this subpartition.
@@ -274,12 +371,22 @@ impl Partition {
     /// # Errors
     /// As [`Self::emit_to`].
     pub fn try_emit_to(&mut self, subpartition: u32, record: &[u8]) -> Result<bool, Error> {
-        self.check_record(record)?;
-        if !self.shared.lock().prepare(subpartition, record.len())? {
-            return Ok(false);
+        match self.try_emit_at(subpartition, record)? {
+            Emitted::Done(is_emitted) => Ok(is_emitted),
+            Emitted::Gone => Err(gone(subpartition)),
         }
-        self.emit_to(subpartition, record)?;
-        Ok(true)
+    }
+
+    fn try_emit_at(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<bool>, Error> {
+        self.check_record(record)?;
+        let prepared = self.shared.lock().prepare(subpartition, record.len())?;
+        if prepared != Emitted::Done(true) {
+            return Ok(prepared);
+        }
+        Ok(match self.emit_at(subpartition, record)? {
+            Emitted::Done(()) => Emitted::Done(true),
+            Emitted::Gone => Emitted::Gone,
+        })
     }
 
     /// Waits until every subpartition can take a record. The task counts as backpressured, but still able to react;
@@ -308,8 +415,9 @@ impl Partition {
     /// # Errors
     /// [`Error::EventTooLarge`] before anything is sent; otherwise as [`Self::emit`].
     pub fn emit_event(&mut self, payload: &[u8], priority: bool) -> Result<(), Error> {
+        // A consumer that is gone needs no event.
         (0..self.subpartitions)
-            .try_for_each(|subpartition| self.emit_event_to(subpartition, payload, priority))
+            .try_for_each(|subpartition| self.emit_event_at(subpartition, payload, priority).map(drop))
     }
 
     /// As [`Self::emit_event`], to one subpartition.
@@ -317,6 +425,18 @@ impl Partition {
     /// # Errors
     /// As [`Self::emit_event`], and [`Error::NoSuchSubpartition`].
     pub fn emit_event_to(&mut self, subpartition: u32, payload: &[u8], priority: bool) -> Result<(), Error> {
+        match self.emit_event_at(subpartition, payload, priority)? {
+            Emitted::Done(()) => Ok(()),
+            Emitted::Gone => Err(gone(subpartition)),
+        }
+    }
+
+    fn emit_event_at(
+        &mut self,
+        subpartition: u32,
+        payload: &[u8],
+        priority: bool,
+    ) -> Result<Emitted<()>, Error> {
         if payload.len() > self.event_bytes_max {
             return Err(Error::EventTooLarge { found: payload.len(), max: self.event_bytes_max });
         }
@@ -332,11 +452,12 @@ impl Partition {
         self.shared.lock().flush()
     }
 
-    /// Ends the partition: hands over everything, and returns when the daemon of every consumer has it.
+    /// Ends the partition: hands over everything, and returns when the daemon of every consumer has it, of every one
+    /// that is left if the partition goes on without those that died.
     ///
     /// # Errors
     /// The partition has failed, or the daemon is gone: then it is not known what arrived.
-    pub fn finish(mut self) -> Result<(), Error> {
+    pub fn finish(mut self) -> Result<Finished, Error> {
         self.shared.lock().end()?;
         let Self { shared, waits, .. } = &mut self;
         let mut unused = *waits;
@@ -345,9 +466,11 @@ impl Partition {
         });
         match outcome {
             // A daemon that drains says that all has arrived, and is gone at once. What it said counts.
-            Err(_) if shared.lock().is_finished().unwrap_or(false) => Ok(()),
-            outcome => outcome,
+            Err(_) if shared.lock().is_finished().unwrap_or(false) => {}
+            outcome => outcome?,
         }
+        let (lost_consumers, lost_records) = shared.lock().losses();
+        Ok(Finished { lost_consumers, lost_records })
     }
 
     fn check_record(&self, record: &[u8]) -> Result<(), Error> {
@@ -358,14 +481,15 @@ impl Partition {
     /// A record that does not fit into the open segment.
     #[cold]
     #[inline(never)]
-    fn emit_slowly(&mut self, subpartition: u32, record: &[u8]) -> Result<(), Error> {
+    fn emit_slowly(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
         let writer = RecordWriter::new(record, self.checksum, self.record_bytes_max)
             .map_err(|error| Error::RecordTooLarge { found: error.bytes, max: error.max as usize })?;
         let mut emission = Emission::new(writer);
         let Self { shared, waits, .. } = self;
-        let flush =
-            wait(shared, waits, TaskState::Hard, |writer| writer.advance(subpartition, &mut emission))?;
-        self.flush_record(subpartition, flush)
+        match wait(shared, waits, TaskState::Hard, |writer| writer.advance(subpartition, &mut emission))? {
+            Emitted::Done(flush) => self.flush_record(subpartition, flush).map(Emitted::Done),
+            Emitted::Gone => Ok(Emitted::Gone),
+        }
     }
 
     /// Does what the buffer timeout asks for after a record.
@@ -383,6 +507,13 @@ impl Partition {
         }
         Ok(())
     }
+}
+
+/// The error for a consumer that was asked for by its number, and that the partition goes on without.
+#[cold]
+fn gone(subpartition: u32) -> Error {
+    let text = format!("consumer {subpartition} is gone, and the partition goes on without it");
+    Error::Failed { channel: Some(subpartition), failure: Failure::new(FailureCode::ConsumerGone, text) }
 }
 
 impl Drop for Partition {

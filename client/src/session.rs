@@ -12,11 +12,12 @@
 //! empties the pipe and then looks at every announcement: those that were taken back are over. A thread that comes
 //! here later looks at its own announcement first, under the same lock. Whatever the order, one of the two sees it.
 //!
-//! **The daemon's death** is the end of the socket or of the pipe. It ends every wait with an error, for good.
+//! **The daemon's death** is the end of the socket or of the pipe. It ends every wait with an error, for good: an
+//! attachment that is over stays over. The next one is made by [`crate::connection`].
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use weir_flow::ids::Time;
 use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use weir_ipc::attach::ATTACH_VERSION;
@@ -155,22 +158,26 @@ impl State {
 }
 
 impl Session {
-    /// Attaches to the daemon.
-    pub(crate) fn connect(options: &ConnectOptions) -> Result<Self, Error> {
+    /// Attaches to the daemon: one attempt, of at most `timeout`.
+    pub(crate) fn connect(options: &ConnectOptions, timeout: Duration) -> Result<Self, Error> {
         let path = options.run_dir.join(ATTACH_SOCKET);
         let unreachable = |cause| Error::DaemonUnreachable { path: path.clone(), cause: io_error(cause) };
-        let connection = socket::connect(&path).map_err(unreachable)?;
+        let connection = open(&path, timeout).map_err(unreachable)?;
         let process_name = options.process_name.clone().unwrap_or_else(process_name);
         let hello = RequestBody::Hello { version: ATTACH_VERSION, process_name };
-        socket::send_request(&connection, &Request { id: 1, body: hello }).map_err(unreachable)?;
-        let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
+        match socket::send_request(&connection, &Request { id: 1, body: hello }) {
+            // A daemon that wants nobody says why and closes, maybe before it was asked.
+            Ok(()) | Err(AttachError::Closed) => {}
+            Err(cause) => return Err(unreachable(cause)),
+        }
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let deadline = clock::now().after_ns(timeout_ns);
         while !poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(deadline))? {
             if deadline <= clock::now() {
                 return Err(unreachable(AttachError::WouldBlock));
             }
         }
-        let (response, descriptors) = socket::receive_response(&connection).map_err(unreachable)?;
+        let (response, descriptors) = receive(&connection).map_err(unreachable)?;
         let (node, fds, cells) = welcome(response.body, descriptors)?;
         let port = SessionPort::attach(fds).map_err(|cause| Error::os("mapping the session page", cause))?;
         let cells = TaskCells::attach(cells).map_err(|cause| Error::os("mapping the task cells", cause))?;
@@ -276,7 +283,14 @@ impl Session {
     /// Looks whether the attachment still holds, without waiting for anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let mut state = self.lock();
-        // Another thread that leads looks all the time.
+        if state.ended.is_none() && state.has_leader {
+            // Another thread looks all the time, but may not have been given the time to see the end.
+            drop(state);
+            if self.is_hung_up() {
+                self.read_last_words();
+            }
+            state = self.lock();
+        }
         if state.ended.is_none() && !state.has_leader {
             state.has_leader = true;
             drop(state);
@@ -291,6 +305,17 @@ impl Session {
             Some(ended) => Err(self.error(ended)),
             None => Ok(()),
         }
+    }
+
+    /// Whether the daemon's end of the socket is closed. Takes nothing from it.
+    fn is_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
+        matches!(poll(&mut fds, Some(clock::now())), Ok(true))
+    }
+
+    /// The error for a wait that took too long: nothing was heard of the daemon.
+    pub(crate) fn unanswered(&self) -> Error {
+        Error::DaemonUnreachable { path: self.path.clone(), cause: io_error(AttachError::WouldBlock) }
     }
 
     /// Waits for the daemon once, and takes in what it has said.
@@ -315,7 +340,7 @@ impl Session {
 
     /// Takes one message off the socket, which has one or is at its end. Says whether more may follow.
     fn listen(&self) -> bool {
-        let received = socket::receive_response(&self.connection);
+        let received = receive(&self.connection);
         let mut state = self.lock();
         match received {
             Ok((response, descriptors)) => state.handle_response(response, descriptors),
@@ -325,6 +350,8 @@ impl Session {
             }
             Err(cause) => {
                 state.ended.get_or_insert(Ended::Protocol(cause.to_string()));
+                // The daemon does not know that this attachment is over, and would keep the places of its handles.
+                let _ = rustix::net::shutdown(&self.connection, Shutdown::Both);
             }
         }
         state.ended.is_none()
@@ -358,6 +385,37 @@ impl Session {
             Ended::Detached(text) => Error::Detached { text: text.clone() },
             Ended::Protocol(text) => Error::protocol(text),
         }
+    }
+}
+
+/// Opens a connection to the daemon's socket. No call on it waits longer than `timeout` for a daemon that stands
+/// still.
+fn open(path: &Path, timeout: Duration) -> Result<OwnedFd, AttachError> {
+    let refused = |call| move |errno| AttachError::Os { call, errno };
+    let address = SocketAddrUnix::new(path).map_err(refused("connect"))?;
+    let flags = SocketFlags::CLOEXEC;
+    let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(refused("socket"))?;
+    // No time at all would mean: for ever.
+    let timeout = timeout.max(Duration::from_millis(1));
+    set_socket_timeout(&connection, Timeout::Send, Some(timeout)).map_err(refused("setsockopt"))?;
+    loop {
+        match rustix::net::connect(&connection, &address) {
+            Ok(()) => return Ok(connection),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(AttachError::WouldBlock),
+            Err(errno) => return Err(AttachError::Os { call: "connect", errno }),
+        }
+    }
+}
+
+/// Takes one message off the socket.
+fn receive(connection: &OwnedFd) -> Result<(Response, Vec<OwnedFd>), AttachError> {
+    match socket::receive_response(connection) {
+        // The kernel says "reset" once, ahead of what is still to be read, if the daemon closed before it had read
+        // everything itself. At a plain end it says so again.
+        Err(AttachError::Closed) => socket::receive_response(connection),
+        received => received,
     }
 }
 

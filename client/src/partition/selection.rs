@@ -6,7 +6,7 @@ use weir_flow::exchange::Strategy;
 use weir_flow::selector::{Forward, Hash, Rebalance, Selector};
 
 use crate::error::Error;
-use crate::options::PartitionOptions;
+use crate::options::{ConsumerDeath, PartitionOptions};
 
 /// One of the three selectors.
 pub(super) enum Selection {
@@ -17,6 +17,11 @@ pub(super) enum Selection {
 
 impl Selection {
     pub(super) fn new(strategy: Strategy, consumers: u32, options: &PartitionOptions) -> Result<Self, Error> {
+        if options.on_consumer_death == ConsumerDeath::ContinueWithout && strategy != Strategy::Rebalance {
+            let text =
+                format!("is ContinueWithout with strategy {strategy}; needed: {}", Strategy::Rebalance);
+            return Err(Error::Option { name: "on_consumer_death", text });
+        }
         Ok(match strategy {
             Strategy::Forward => Self::Forward(Forward),
             Strategy::Rebalance => Self::Rebalance(match options.first_subpartition {

@@ -3,6 +3,9 @@
 //!
 //! The owner of the partition and the flusher take turns at it under one lock. Between two calls every segment is
 //! in one of three places: free in the pool, open here, or submitted to the daemon.
+//!
+//! A partition that goes on without dead consumers looks, before it writes for one, whether it is gone. What was
+//! written for it is submitted all the same: the daemon drops it and returns the segment.
 
 use weir_flow::checksum::crc32c;
 use weir_flow::failure::{Failure, FailureCode};
@@ -14,6 +17,7 @@ use weir_ipc::partition_port::PartitionPort;
 use weir_ipc::region::SendMapping;
 use weir_ipc::{IpcFault, Returned, Submission};
 
+use super::losses::Losses;
 use crate::clock;
 use crate::error::Error;
 
@@ -28,6 +32,15 @@ pub(crate) enum Lack {
     Event,
     /// Room in the submit ring.
     Room,
+}
+
+/// What became of something that was emitted to one consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Emitted<T> {
+    /// It is done.
+    Done(T),
+    /// The consumer is gone. Nothing of it will be read.
+    Gone,
 }
 
 /// A record on its way into segments.
@@ -75,6 +88,8 @@ pub(crate) struct WriterParts {
     pub(crate) checksum: bool,
     /// Events of one subpartition that may be on their way, its end among them. At least 2.
     pub(crate) event_window: u32,
+    /// Whether the partition goes on without dead consumers.
+    pub(crate) continues: bool,
 }
 
 /// The inside of a partition.
@@ -85,6 +100,8 @@ pub(crate) struct Writer {
     builders: Vec<Builder>,
     /// Most events of a subpartition that may be under way.
     events_max: u64,
+    /// Dead consumers, if the partition goes on without them.
+    losses: Option<Losses>,
     failure: Option<Failure>,
     is_finished: bool,
 }
@@ -103,10 +120,11 @@ impl Writer {
             records: 0,
             events: 0,
         };
-        let subpartitions = parts.pool.spec().subpartitions as usize;
+        let subpartitions = parts.pool.spec().subpartitions;
         Self {
             overhead: frame_bytes(0, parts.checksum),
-            builders: vec![closed; subpartitions],
+            builders: vec![closed; subpartitions as usize],
+            losses: parts.continues.then(|| Losses::new(subpartitions)),
             // One place of the window is the end's.
             events_max: u64::from(parts.event_window.saturating_sub(1)),
             failure: None,
@@ -126,9 +144,13 @@ impl Writer {
     }
 
     /// Writes a record if all of it fits into the open segment: the path of nearly every record. Says when the
-    /// flusher is to come, if it was not to come before. `None`: it does not fit, and nothing was written.
+    /// flusher is to come, if it was not to come before. `None`: it does not fit, or its consumer is gone, and nothing
+    /// was written.
     #[inline]
     pub(crate) fn append(&mut self, subpartition: u32, record: &[u8]) -> Result<Option<Flush>, Error> {
+        if self.losses.is_some() && self.parts.port.is_gone(subpartition) {
+            return Ok(None);
+        }
         let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(None) };
         let frame = self.overhead + record.len();
         let left = (self.parts.segment_bytes - builder.written) as usize;
@@ -161,8 +183,11 @@ impl Writer {
         &mut self,
         subpartition: u32,
         emission: &mut Emission<'_>,
-    ) -> Result<Result<Flush, Lack>, Error> {
+    ) -> Result<Result<Emitted<Flush>, Lack>, Error> {
         loop {
+            if self.is_gone(subpartition)? {
+                return Ok(Ok(Emitted::Gone));
+            }
             let segment_bytes = self.parts.segment_bytes;
             let Some(builder) = self.builders.get_mut(subpartition as usize) else {
                 return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
@@ -182,7 +207,7 @@ impl Writer {
             if is_done {
                 let flush =
                     if is_full { Flush::Nothing } else { self.parts.clock.handle_written(clock::now) };
-                return Ok(Ok(flush));
+                return Ok(Ok(Emitted::Done(flush)));
             }
             if let Err(lack) = self.open(subpartition, emission.is_begun())? {
                 return Ok(Err(lack));
@@ -193,28 +218,33 @@ impl Writer {
 
     /// Whether a record of so many bytes can be begun now and all of it be written without a wait. If it could not
     /// for want of a segment, what is in the open one is submitted, so that its segment comes back.
-    pub(crate) fn prepare(&mut self, subpartition: u32, record_bytes: usize) -> Result<bool, Error> {
+    pub(crate) fn prepare(&mut self, subpartition: u32, record_bytes: usize) -> Result<Emitted<bool>, Error> {
+        if self.is_gone(subpartition)? {
+            return Ok(Emitted::Gone);
+        }
         let Some(builder) = self.builders.get(subpartition as usize) else {
             return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
         };
         let left = (self.parts.segment_bytes - builder.written) as usize;
         if self.overhead + record_bytes <= left {
-            return Ok(true);
+            return Ok(Emitted::Done(true));
         }
         self.look()?;
         self.see_sent(subpartition);
         if self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
-            return Ok(true);
+            return Ok(Emitted::Done(true));
         }
         self.close(subpartition)?;
-        Ok(false)
+        Ok(Emitted::Done(false))
     }
 
-    /// Whether every subpartition has a segment open or could open one.
+    /// Whether every subpartition whose consumer is not gone has a segment open or could open one.
     pub(crate) fn is_available(&mut self) -> Result<bool, Error> {
         self.look()?;
         for subpartition in 0..self.subpartitions() {
-            if self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some()) {
+            let is_open =
+                self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some());
+            if is_open || self.is_gone(subpartition)? {
                 continue;
             }
             self.see_sent(subpartition);
@@ -270,6 +300,55 @@ impl Writer {
         Ok(self.is_finished)
     }
 
+    /// Whether a consumer is gone that the partition goes on without. Its open segment is given to the daemon then.
+    fn is_gone(&mut self, subpartition: u32) -> Result<bool, Error> {
+        let Some(losses) = &self.losses else { return Ok(false) };
+        if losses.is_gone(subpartition) {
+            return Ok(true);
+        }
+        let cell = self.parts.port.cell(subpartition);
+        if !cell.is_gone {
+            return Ok(false);
+        }
+        self.let_go(subpartition)?;
+        if let Some(losses) = &mut self.losses {
+            losses.handle_gone(subpartition, cell.consumed_bytes);
+        }
+        Ok(true)
+    }
+
+    /// Lets go of the open segment of a consumer that is gone.
+    fn let_go(&mut self, subpartition: u32) -> Result<(), Error> {
+        let segment_bytes = self.parts.segment_bytes;
+        match self.builders.get_mut(subpartition as usize) {
+            // Opened a moment ago, and the daemon has never heard of it.
+            Some(Builder { segment: opened @ Some(_), written: written @ 0, submitted, .. }) => {
+                let segment = opened.take();
+                (*written, *submitted) = (segment_bytes, segment_bytes);
+                let freed = segment.map_or(Ok(()), |segment| self.parts.pool.handle_returned(segment));
+                freed.map_err(|error| Error::protocol(error.to_string()))
+            }
+            _ => self.close(subpartition),
+        }
+    }
+
+    /// Consumers that are gone, and records that they are not known to have taken.
+    pub(crate) fn losses(&mut self) -> (u32, u64) {
+        for subpartition in 0..self.subpartitions() {
+            // What cannot be submitted is met again by whoever emits next.
+            let _ = self.is_gone(subpartition);
+        }
+        self.losses.as_ref().map_or((0, 0), |losses| (losses.gone(), losses.lost_records()))
+    }
+
+    /// The error when there is no consumer left. The daemon's own words, if it has said them already.
+    pub(crate) fn all_gone(&mut self) -> Error {
+        let found = self.look();
+        let text = format!("all {} consumers are gone", self.subpartitions());
+        let failure = Failure::new(FailureCode::ConsumerGone, text);
+        found.err().unwrap_or(Error::Failed { channel: None, failure })
+    }
+
     fn see_sent(&mut self, subpartition: u32) {
         let sent = self.parts.port.cell(subpartition).sent_segments;
         self.parts.pool.handle_sent(SubpartitionIndex(subpartition), sent);
@@ -292,6 +371,10 @@ impl Writer {
         }
         let records = std::mem::take(&mut builder.records);
         builder.submitted = builder.written;
+        if let Some(losses) = &mut self.losses {
+            let consumed = self.parts.port.cell(subpartition).consumed_bytes;
+            losses.handle_submitted(subpartition, bytes, records, consumed);
+        }
         if last {
             builder.segment = None;
             builder.written = self.parts.segment_bytes;
@@ -311,7 +394,7 @@ impl Writer {
             .builders
             .get(subpartition as usize)
             .is_some_and(|builder| builder.segment.is_some() && builder.written > builder.submitted);
-        if !waits {
+        if !waits || self.is_gone(subpartition)? {
             return Ok(true);
         }
         if !self.parts.port.has_room_for_part().map_err(fault)? {
@@ -358,8 +441,11 @@ impl Writer {
         subpartition: u32,
         payload: &[u8],
         priority: bool,
-    ) -> Result<Result<(), Lack>, Error> {
+    ) -> Result<Result<Emitted<()>, Lack>, Error> {
         self.look()?;
+        if self.is_gone(subpartition)? {
+            return Ok(Ok(Emitted::Gone));
+        }
         let Some(events) = self.builders.get(subpartition as usize).map(|builder| builder.events) else {
             return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
         };
@@ -381,7 +467,7 @@ impl Writer {
         if let Some(builder) = self.builders.get_mut(subpartition as usize) {
             builder.events += 1;
         }
-        Ok(Ok(()))
+        Ok(Ok(Emitted::Done(())))
     }
 
     /// Closes every segment and every subpartition.

@@ -59,9 +59,13 @@ impl Default for Settings {
 enum Command {
     Hold(bool, Sender<()>),
     FailPartition { exchange: String, code: u16, text: String },
+    LoseConsumer { exchange: String, consumer: u32, consumed_bytes: u64 },
     FailChannel { exchange: String, channel: u32, code: u16, text: String },
     Inject { exchange: String, channel: u32, bytes: Vec<u8> },
     Detach(String),
+    DetachUnheard(String, Sender<()>),
+    RefuseUnheard(String, Sender<()>),
+    Sessions(Sender<usize>),
     Submissions(Sender<Vec<Submission>>),
     TaskState(u32, Sender<Option<TaskState>>),
     Die,
@@ -78,24 +82,29 @@ pub(crate) struct Daemon {
 impl Daemon {
     pub(crate) fn start(settings: Settings) -> Self {
         let directory = tempfile::tempdir().expect("run dir");
-        let listener = socket::listen(&directory.path().join("attach.sock"), 0o600).expect("listen");
         let bell =
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
+        let (commands, _) = mpsc::channel();
+        let mut daemon = Self { directory, commands, bell, thread: None };
+        daemon.revive(settings);
+        daemon
+    }
+
+    /// The next daemon on the run directory of one that was killed.
+    pub(crate) fn revive(&mut self, settings: Settings) {
+        assert!(self.thread.is_none(), "one at a time");
+        let path = self.directory.path().join("attach.sock");
+        if path.exists() {
+            std::fs::remove_file(&path).expect("a stale socket");
+        }
+        let listener = socket::listen(&path, 0o600).expect("listen");
         let (commands, inbox) = mpsc::channel();
-        let own_bell = bell.try_clone().expect("dup");
-        let thread = std::thread::spawn(move || {
-            World {
-                settings,
-                listener,
-                bell: own_bell,
-                inbox,
-                sessions: Vec::new(),
-                is_held: false,
-                seen: Vec::new(),
-            }
-            .run();
-        });
-        Self { directory, commands, bell, thread: Some(thread) }
+        self.commands = commands;
+        let bell = self.bell.try_clone().expect("dup");
+        self.thread = Some(std::thread::spawn(move || {
+            let (sessions, seen) = (Vec::new(), Vec::new());
+            World { settings, listener, bell, inbox, sessions, is_held: false, seen }.run();
+        }));
     }
 
     pub(crate) fn run_dir(&self) -> &Path {
@@ -118,6 +127,13 @@ impl Daemon {
         self.tell(Command::FailPartition { exchange: exchange.into(), code, text: text.into() });
     }
 
+    /// A consumer is gone that had given so many bytes back.
+    pub(crate) fn lose_consumer(&self, exchange: &str, consumer: u32, consumed_bytes: u64) {
+        self.tell(Command::LoseConsumer { exchange: exchange.into(), consumer, consumed_bytes });
+        // Whatever is asked next is asked behind it.
+        self.sessions();
+    }
+
     pub(crate) fn fail_channel(&self, exchange: &str, channel: u32, code: u16, text: &str) {
         self.tell(Command::FailChannel { exchange: exchange.into(), channel, code, text: text.into() });
     }
@@ -129,6 +145,27 @@ impl Daemon {
 
     pub(crate) fn detach(&self, text: &str) {
         self.tell(Command::Detach(text.into()));
+    }
+
+    /// Waits for a request of each client, reads none of them, and detaches.
+    pub(crate) fn detach_unheard(&self, text: &str) {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::DetachUnheard(text.into(), reply));
+        answer.recv().expect("the daemon runs");
+    }
+
+    /// Waits for the Hello of the next client, does not read it, and detaches.
+    pub(crate) fn refuse_unheard(&self, text: &str) {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::RefuseUnheard(text.into(), reply));
+        answer.recv().expect("the daemon runs");
+    }
+
+    /// How many clients are attached.
+    pub(crate) fn sessions(&self) -> usize {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::Sessions(reply));
+        answer.recv().expect("the daemon runs")
     }
 
     /// Everything that was submitted so far, and carried if it can be.
@@ -210,6 +247,17 @@ fn memfd(bytes: u64) -> (File, OwnedFd) {
     (File::from(fd.try_clone().expect("dup")), fd)
 }
 
+fn await_message(fd: &OwnedFd) {
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], None).expect("poll");
+}
+
+/// Says a last word behind a request that nobody reads.
+fn detach_unheard(connection: &OwnedFd, text: &str) {
+    await_message(connection);
+    let body = ResponseBody::Detached { text: text.to_owned() };
+    socket::send_response(connection, &Response { id: 0, body }, &[]).expect("detach");
+}
+
 impl World {
     fn run(mut self) {
         loop {
@@ -263,6 +311,16 @@ impl World {
                         .expect("detach");
                 }
             }
+            Command::DetachUnheard(text, reply) => {
+                reply.send(()).expect("the test waits");
+                self.sessions.drain(..).for_each(|session| detach_unheard(&session.connection, &text));
+            }
+            Command::RefuseUnheard(text, reply) => {
+                reply.send(()).expect("the test waits");
+                await_message(&self.listener);
+                detach_unheard(&socket::accept(&self.listener).expect("a client").0, &text);
+            }
+            Command::Sessions(reply) => reply.send(self.sessions.len()).expect("the test waits"),
             Command::Submissions(reply) => {
                 self.take_news();
                 self.carry();
@@ -277,6 +335,14 @@ impl World {
                     self.partitions_mut().filter(|partition| partition.asked.exchange == exchange)
                 {
                     partition.fail(code, &text);
+                }
+            }
+            Command::LoseConsumer { exchange, consumer, consumed_bytes } => {
+                self.take_news();
+                for partition in
+                    self.partitions_mut().filter(|partition| partition.asked.exchange == exchange)
+                {
+                    partition.lose(consumer as usize, consumed_bytes);
                 }
             }
             Command::FailChannel { exchange, channel, code, text } => {

@@ -1,10 +1,12 @@
 //! The client against a daemon of this process: every call, every wait, every way to end.
 
+mod consumer_death;
 mod daemon;
 mod events;
 mod examples;
 mod failures;
 mod flushing;
+mod reattach;
 mod records;
 mod threads;
 mod waiting;

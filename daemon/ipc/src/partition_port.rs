@@ -34,6 +34,9 @@ const RETURN: CursorNames = CursorNames { tail: "return.tail", head: "return.hea
 
 const CELL_WORDS: usize = SUBPARTITION_CELL_BYTES / 8;
 
+/// Word of a cell that says whether the consumer is gone.
+const GONE_WORD: usize = 5;
+
 /// What the daemon says about one subpartition. All but `credit` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubpartitionCell {
@@ -48,6 +51,9 @@ pub struct SubpartitionCell {
     /// Events (without the end of data) that no longer count against the channel's event window, ever. Events that
     /// the client has submitted, less these, are in flight.
     pub events_done: u64,
+    /// Its consumer is gone and the partition goes on without it: what is submitted for it is dropped. Never taken
+    /// back.
+    pub is_gone: bool,
 }
 
 /// What the daemon publishes about one subpartition: a [`SubpartitionCell`] whose events are given as those in
@@ -64,6 +70,8 @@ pub struct SubpartitionUpdate {
     pub consumed_bytes: u64,
     /// Of the events taken from the submit ring and handed on, those that the consumer has not read yet.
     pub events_in_flight: u32,
+    /// See [`SubpartitionCell::is_gone`].
+    pub is_gone: bool,
 }
 
 /// The daemon's end.
@@ -163,8 +171,14 @@ impl PartitionEndpoint {
         let Some(cell) = self.cells.part(subpartition as usize * CELL_WORDS, CELL_WORDS) else { return };
         let taken = self.taken_of.get(subpartition as usize).copied().unwrap_or_default();
         let done = taken.saturating_sub(update.events_in_flight.into());
-        let words =
-            [update.credit.into(), update.sent_segments, update.acked_bytes, update.consumed_bytes, done];
+        let words = [
+            update.credit.into(),
+            update.sent_segments,
+            update.acked_bytes,
+            update.consumed_bytes,
+            done,
+            update.is_gone.into(),
+        ];
         for (index, word) in words.into_iter().enumerate() {
             // Release: pairs with the Acquire loads in `PartitionPort::cell`. Each number stands alone.
             cell.store(index, word, Ordering::Release);
@@ -305,7 +319,16 @@ impl PartitionPort {
             acked_bytes: word(2),
             consumed_bytes: word(3),
             events_done: word(4),
+            is_gone: word(GONE_WORD) != 0,
         }
+    }
+
+    /// [`SubpartitionCell::is_gone`] alone: one load, for a look before each record.
+    #[inline]
+    #[must_use]
+    pub fn is_gone(&self, subpartition: u32) -> bool {
+        // Acquire: pairs with the Release store in `PartitionEndpoint::publish`, after the numbers of the same cell.
+        self.cells.load(subpartition as usize * CELL_WORDS + GONE_WORD, Ordering::Acquire) != 0
     }
 
     /// Says that the client is about to sleep. It must look again at everything that it waits for ([`Self::pop`],

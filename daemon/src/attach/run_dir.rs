@@ -1,16 +1,18 @@
 //! The run directory: one daemon at a time, found by clients and commands through the sockets in it.
 //!
 //! `weir.lock` holds the pid of its daemon and is locked (`flock`) for the daemon's whole life. The kernel drops the
-//! lock when the process ends in whatever way, so a left-over socket is known to be stale once the lock was had.
+//! lock when the process ends in whatever way, so once the lock was had, a socket that nobody listens on is one that a
+//! dead daemon left, and goes. Whatever else lies at its path is not the daemon's: it is named and left alone.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -29,6 +31,10 @@ const SOCKET_MODE: u32 = 0o660;
 /// Clients that the kernel may hold ready to be accepted.
 const ACCEPT_BACKLOG: i32 = 128;
 
+/// How long a process that has a socket of the directory may take to end: the kernel drops the lock of a killed daemon
+/// a moment before it closes the daemon's sockets.
+const LAST_BREATH: Duration = Duration::from_secs(1);
+
 /// Why the run directory cannot be used.
 #[derive(Debug)]
 pub enum RunDirError {
@@ -38,6 +44,18 @@ pub enum RunDirError {
         path: PathBuf,
         /// The pid that the lock file names, if it can be read.
         pid: Option<u32>,
+    },
+    /// The directory that it would be made in does not exist.
+    NoParent {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Something lies in the way that no daemon has left there.
+    Foreign {
+        /// Where.
+        path: PathBuf,
+        /// What it is, with what is needed there.
+        found: &'static str,
     },
     /// A file in it cannot be made or changed.
     NotWritable {
@@ -61,6 +79,16 @@ impl fmt::Display for RunDirError {
                 "a daemon is running on {}; stop it, or set another --run-dir for this one",
                 path.display()
             ),
+            Self::NoParent { path } => write!(
+                f,
+                "cannot make {}: the directory that it lies in does not exist; make that one, or set another --run-dir",
+                path.display()
+            ),
+            Self::Foreign { path, found } => write!(
+                f,
+                "{} {found}; no daemon left it there: remove it, or set another --run-dir",
+                path.display()
+            ),
             Self::NotWritable { path, source } => write!(
                 f,
                 "cannot write {}: {source}; needed: a directory that this user may write, set by --run-dir",
@@ -74,7 +102,7 @@ impl std::error::Error for RunDirError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::NotWritable { source, .. } => Some(source),
-            Self::Live { .. } => None,
+            Self::Live { .. } | Self::NoParent { .. } | Self::Foreign { .. } => None,
         }
     }
 }
@@ -87,42 +115,36 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory if there is none, and locks it.
+    /// Makes the directory if there is none but the one that it lies in, locks it, and removes the sockets that a dead
+    /// daemon left.
     ///
     /// # Errors
-    /// When a live daemon has it, and when it cannot be written.
+    /// A live daemon has it, something foreign lies where its files belong, or it cannot be written.
     pub fn lock(path: &Path) -> Result<Self, RunDirError> {
-        let not_writable = |path: &Path, source| RunDirError::NotWritable { path: path.to_owned(), source };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o750)
-            .create(path)
-            .map_err(|source| not_writable(path, source))?;
+        make(path)?;
+        let mut lock = open_lock(path)?;
         let lock_path = path.join(LOCK_FILE);
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o640)
-            .open(&lock_path)
-            .map_err(|source| not_writable(&lock_path, source))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 // A pid that cannot be read is only missing from the message.
                 let _ = (&mut lock).take(32).read_to_string(&mut text);
-                return Err(RunDirError::Live { path: path.to_owned(), pid: text.trim().parse().ok() });
+                let pid = text.lines().next().and_then(|line| line.parse().ok());
+                return Err(RunDirError::Live { path: path.to_owned(), pid });
             }
-            Err(errno) => return Err(not_writable(&lock_path, errno.into())),
+            Err(errno) => return Err(not_writable(&lock_path)(errno.into())),
         }
         let write_pid = |lock: &mut File| {
-            lock.set_len(0)?;
+            // In this order: whoever reads it meanwhile finds a whole first line.
             lock.rewind()?;
-            writeln!(lock, "{}", std::process::id())
+            let line = format!("{}\n", std::process::id());
+            lock.write_all(line.as_bytes())?;
+            lock.set_len(line.len() as u64)
         };
-        write_pid(&mut lock).map_err(|source| not_writable(&lock_path, source))?;
+        write_pid(&mut lock).map_err(not_writable(&lock_path))?;
+        clear(&path.join(ATTACH_SOCKET), SocketType::SEQPACKET)?;
+        clear(&path.join(CONTROL_SOCKET), SocketType::STREAM)?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -132,14 +154,12 @@ impl RunDir {
         &self.path
     }
 
-    /// Opens the attach socket, in place of one that a dead daemon left. It does not block and has mode 0660.
+    /// Opens the attach socket. It does not block and has mode 0660.
     ///
     /// # Errors
     /// What the kernel answers.
     pub fn listen(&self) -> Result<OwnedFd, RunDirError> {
         let path = self.path.join(ATTACH_SOCKET);
-        let not_writable = |source: io::Error| RunDirError::NotWritable { path: path.clone(), source };
-        self.remove(ATTACH_SOCKET).map_err(not_writable)?;
         let open = || -> Result<OwnedFd, Errno> {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -150,20 +170,12 @@ impl RunDir {
             rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
             Ok(socket)
         };
-        let socket = open().map_err(|errno| not_writable(errno.into()))?;
+        let socket = open().map_err(|errno| not_writable(&path)(errno.into()))?;
         // Before anyone can connect, that is, before listen.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(SOCKET_MODE))
-            .map_err(not_writable)?;
-        rustix::net::listen(&socket, ACCEPT_BACKLOG).map_err(|errno| not_writable(errno.into()))?;
+            .map_err(not_writable(&path))?;
+        rustix::net::listen(&socket, ACCEPT_BACKLOG).map_err(|errno| not_writable(&path)(errno.into()))?;
         Ok(socket)
-    }
-
-    /// Removes a file of the directory. That there is none is fine.
-    fn remove(&self, name: &str) -> io::Result<()> {
-        match std::fs::remove_file(self.path.join(name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            done => done,
-        }
     }
 }
 
@@ -171,9 +183,127 @@ impl Drop for RunDir {
     fn drop(&mut self) {
         // The lock file stays: removing it would let two daemons lock two files of one name.
         for name in [ATTACH_SOCKET, CONTROL_SOCKET] {
-            // A socket that cannot be removed is stale, which the next daemon deals with.
-            let _ = self.remove(name);
+            let path = self.path.join(name);
+            // Nothing foreign was there when the lock was had; what is no socket came later.
+            if std::fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
+                // One that cannot be removed is stale, which the next daemon deals with.
+                let _ = std::fs::remove_file(&path);
+            }
         }
+    }
+}
+
+fn not_writable(path: &Path) -> impl Fn(io::Error) -> RunDirError {
+    let path = path.to_owned();
+    move |source| RunDirError::NotWritable { path: path.clone(), source }
+}
+
+/// Makes the directory, unless it is there.
+fn make(path: &Path) -> Result<(), RunDirError> {
+    match std::fs::DirBuilder::new().mode(0o750).create(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(RunDirError::NoParent { path: path.to_owned() })
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(foreign(path, "is no directory, which is needed there")),
+            Err(error) => Err(not_writable(path)(error)),
+        },
+        Err(error) => Err(not_writable(path)(error)),
+    }
+}
+
+/// Opens the lock file, which is a regular file and nothing else.
+fn open_lock(directory: &Path) -> Result<File, RunDirError> {
+    let path = directory.join(LOCK_FILE);
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o640)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+        .open(&path);
+    // Looked at by name: what cannot be opened at all has a kind too.
+    match std::fs::symlink_metadata(&path).map(|found| found.file_type()) {
+        Ok(found) if found.is_symlink() => Err(foreign(&path, "is a symbolic link; needed: a regular file")),
+        Ok(found) if !found.is_file() => Err(foreign(&path, "is no regular file, which is needed there")),
+        _ => opened.map_err(not_writable(&path)),
+    }
+}
+
+fn foreign(path: &Path, found: &'static str) -> RunDirError {
+    RunDirError::Foreign { path: path.to_owned(), found }
+}
+
+/// Makes room for a socket: removes one that nobody listens on, and refuses everything else. That there is nothing is
+/// fine.
+fn clear(path: &Path, kind: SocketType) -> Result<(), RunDirError> {
+    let patience = Instant::now() + LAST_BREATH;
+    loop {
+        let found = match std::fs::symlink_metadata(path) {
+            Ok(found) => found.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(not_writable(path)(error)),
+        };
+        if let Some(found) = in_the_way(found) {
+            return Err(foreign(path, found));
+        }
+        match listener(path, kind) {
+            Ok(Listener::None) => {
+                return match std::fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(not_writable(path)(error)),
+                    _ => Ok(()),
+                };
+            }
+            Ok(Listener::Live) if Instant::now() < patience => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(Listener::Live) => {
+                return Err(foreign(
+                    path,
+                    "is a socket on which another live process listens (`ss -xlp` names it); needed: nothing, or \
+                     the socket of a daemon that has ended",
+                ));
+            }
+            Err(errno) => return Err(not_writable(path)(errno.into())),
+        }
+    }
+}
+
+/// What lies at the path of a socket and is none.
+fn in_the_way(found: FileType) -> Option<&'static str> {
+    if found.is_symlink() {
+        Some("is a symbolic link; needed: nothing, or the socket of a daemon that has ended")
+    } else if found.is_dir() {
+        Some("is a directory; needed: nothing, or the socket of a daemon that has ended")
+    } else if found.is_file() {
+        Some("is a regular file; needed: nothing, or the socket of a daemon that has ended")
+    } else if !found.is_socket() {
+        Some("is a pipe or device; needed: nothing, or the socket of a daemon that has ended")
+    } else {
+        None
+    }
+}
+
+/// Who listens on a socket.
+enum Listener {
+    /// Nobody: it is stale.
+    None,
+    /// Some process.
+    Live,
+}
+
+/// Finds out by connecting, without waiting.
+fn listener(path: &Path, kind: SocketType) -> Result<Listener, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Listener::None),
+        // Its queue is full, or it is a socket of another type: somebody is there.
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(Listener::Live),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -211,6 +341,105 @@ mod tests {
         assert_eq!(lock.trim(), std::process::id().to_string());
         drop(run_dir);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_no_daemon_left_is_told_apart_named_and_left_alone() {
+        use std::os::unix::net::{UnixDatagram, UnixListener};
+        for name in [ATTACH_SOCKET, CONTROL_SOCKET] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            let elsewhere = dir.path().join("elsewhere");
+            std::fs::write(&elsewhere, "precious").unwrap();
+            let refused = |word: &str| {
+                let error = RunDir::lock(dir.path()).map(drop).unwrap_err();
+                assert!(matches!(&error, RunDirError::Foreign { .. }), "{error:?}");
+                let text = error.to_string();
+                let words = [word, &path.display().to_string(), "remove it", "--run-dir"];
+                assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+            };
+            std::fs::write(&path, "precious").unwrap();
+            refused("is a regular file");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+            std::fs::remove_file(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            refused("is a directory");
+            std::fs::remove_dir(&path).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+            refused("is a symbolic link");
+            assert!(std::fs::read_link(&path).is_ok());
+            std::fs::remove_file(&path).unwrap();
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+            refused("is a pipe or device");
+            std::fs::remove_file(&path).unwrap();
+            // Sockets of every type that a live process has there.
+            let listener = UnixListener::bind(&path).unwrap();
+            refused("another live process listens");
+            assert!(path.exists());
+            drop(listener);
+            std::fs::remove_file(&path).unwrap();
+            let datagrams = UnixDatagram::bind(&path).unwrap();
+            refused("another live process listens");
+            drop(datagrams);
+            // And now it is stale.
+            drop(RunDir::lock(dir.path()).unwrap());
+            assert!(!path.exists());
+            assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "precious");
+        }
+    }
+
+    #[test]
+    fn a_socket_whose_process_is_about_to_end_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(ATTACH_SOCKET);
+        let first = RunDir::lock(dir.path()).unwrap();
+        let socket = first.listen().unwrap();
+        // The kernel closes the files of a process that ends one after the other, the lock before the socket.
+        let lock = first._lock.try_clone().unwrap();
+        std::mem::forget(first);
+        rustix::fs::flock(&lock, FlockOperation::Unlock).unwrap();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(socket);
+        });
+        let second = RunDir::lock(dir.path()).unwrap();
+        assert!(!path.exists());
+        second.listen().unwrap();
+        ending.join().unwrap();
+    }
+
+    #[test]
+    fn a_lock_file_that_is_none_is_named_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (dir.path().join(LOCK_FILE), dir.path().join("elsewhere"));
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        let refused = |word: &str| {
+            let error = RunDir::lock(dir.path()).map(drop).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains(LOCK_FILE), "{error}");
+        };
+        refused("is a symbolic link");
+        assert!(!elsewhere.exists(), "nothing was made where the link points");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        refused("is no regular file");
+    }
+
+    #[test]
+    fn the_directory_is_made_and_the_one_that_it_lies_in_is_not() {
+        let parent = tempfile::tempdir().unwrap();
+        drop(RunDir::lock(&parent.path().join("run")).unwrap());
+        let mode = std::fs::metadata(parent.path().join("run")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o750);
+        let path = parent.path().join("none").join("run");
+        let error = RunDir::lock(&path).unwrap_err();
+        assert!(matches!(&error, RunDirError::NoParent { .. }), "{error:?}");
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        assert!(!parent.path().join("none").exists());
+        // What is there and is no directory.
+        let file = parent.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = RunDir::lock(&file).unwrap_err();
+        assert!(error.to_string().contains("is no directory"), "{error}");
     }
 
     #[test]

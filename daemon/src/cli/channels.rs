@@ -10,8 +10,8 @@ use crate::exit::{Exit, Problem};
 
 /// Show every channel that begins or ends on this node.
 ///
-/// A channel with a backlog and no credit waits for its consumer. What only the other end of a channel knows is 0 here;
-/// ask the daemon there.
+/// A channel with a backlog and no credit waits for its consumer. `waited` is the time with a backlog and nothing sent.
+/// What only the other end of a channel knows is 0 here; ask the daemon there.
 #[derive(Args, Debug)]
 pub(super) struct ChannelsArgs {
     #[command(flatten)]
@@ -19,6 +19,9 @@ pub(super) struct ChannelsArgs {
     /// Show only channels of this exchange.
     #[arg(long, value_name = "NAME")]
     exchange: Option<String>,
+    /// Show all columns of the table, with the names that they have in JSON.
+    #[arg(long)]
+    wide: bool,
     /// Form of the output.
     #[arg(long, value_enum, default_value_t)]
     output: Output,
@@ -31,7 +34,8 @@ pub(super) fn run(arguments: &ChannelsArgs) -> Result<Exit, Problem> {
     }
     match arguments.output {
         Output::Json => output::print_json(&report)?,
-        Output::Table => output::print(&text(&report.channels))?,
+        Output::Table if arguments.wide => output::print(&text(&report.channels, WIDE))?,
+        Output::Table => output::print(&text(&report.channels, NARROW))?,
     }
     Ok(Exit::Ok)
 }
@@ -39,16 +43,26 @@ pub(super) fn run(arguments: &ChannelsArgs) -> Result<Exit, Problem> {
 /// One column: its name, how it is set, and its cell of a row.
 type Column = (&'static str, Align, fn(&ChannelRow) -> String);
 
-/// The columns of the table, named as in the JSON.
-const COLUMNS: &[Column] = &[
+/// What tells who waits, within 80 columns for names of usual length.
+const NARROW: &[Column] = &[
     ("exchange", Align::Left, |row| row.exchange.clone()),
-    ("side", Align::Left, |row| match row.side {
-        ChannelSide::Send => "send".to_owned(),
-        ChannelSide::Receive => "receive".to_owned(),
-    }),
-    ("producer", Align::Right, |row| format!("{}/{}", row.producer, row.producers)),
-    ("consumer", Align::Right, |row| format!("{}/{}", row.consumer, row.consumers)),
-    ("peer", Align::Left, |row| if row.peer.is_empty() { "-".to_owned() } else { row.peer.clone() }),
+    ("side", Align::Left, side),
+    ("producer", Align::Right, producer),
+    ("consumer", Align::Right, consumer),
+    ("peer", Align::Left, peer),
+    ("credit", Align::Right, |row| row.credit.to_string()),
+    ("backlog", Align::Right, |row| row.backlog.to_string()),
+    ("waited", Align::Right, |row| format!("{:.1} s", row.send_stalled_seconds_total)),
+    ("state", Align::Left, |row| row.state.clone()),
+];
+
+/// Everything, named as in the JSON.
+const WIDE: &[Column] = &[
+    ("exchange", Align::Left, |row| row.exchange.clone()),
+    ("side", Align::Left, side),
+    ("producer", Align::Right, producer),
+    ("consumer", Align::Right, consumer),
+    ("peer", Align::Left, peer),
     ("strategy", Align::Left, |row| row.strategy.clone()),
     ("credit", Align::Right, |row| row.credit.to_string()),
     ("backlog", Align::Right, |row| row.backlog.to_string()),
@@ -63,13 +77,32 @@ const COLUMNS: &[Column] = &[
     ("send_stalled_seconds_total", Align::Right, |row| format!("{:.3}", row.send_stalled_seconds_total)),
 ];
 
-fn text(channels: &[ChannelRow]) -> String {
+fn side(row: &ChannelRow) -> String {
+    match row.side {
+        ChannelSide::Send => "send".to_owned(),
+        ChannelSide::Receive => "receive".to_owned(),
+    }
+}
+
+fn producer(row: &ChannelRow) -> String {
+    format!("{}/{}", row.producer, row.producers)
+}
+
+fn consumer(row: &ChannelRow) -> String {
+    format!("{}/{}", row.consumer, row.consumers)
+}
+
+fn peer(row: &ChannelRow) -> String {
+    if row.peer.is_empty() { "-".to_owned() } else { row.peer.clone() }
+}
+
+fn text(channels: &[ChannelRow], columns: &[Column]) -> String {
     if channels.is_empty() {
         return "no channels\n".to_owned();
     }
-    let head: Vec<(&str, Align)> = COLUMNS.iter().map(|(name, align, _)| (*name, *align)).collect();
+    let head: Vec<(&str, Align)> = columns.iter().map(|(name, align, _)| (*name, *align)).collect();
     let rows: Vec<Vec<String>> =
-        channels.iter().map(|row| COLUMNS.iter().map(|(_, _, cell)| cell(row)).collect()).collect();
+        channels.iter().map(|row| columns.iter().map(|(_, _, cell)| cell(row)).collect()).collect();
     output::table(&head, &rows)
 }
 
@@ -101,16 +134,19 @@ mod tests {
             records_total: 9_000,
             send_stalled_seconds_total: 1.25,
         };
-        let text = text(&[row]);
+        let narrow = text(std::slice::from_ref(&row), NARROW);
+        assert!(narrow.lines().all(|line| line.len() <= 80), "{narrow}");
+        assert!(narrow.contains("1.2 s") && !narrow.contains("rebalance"), "{narrow}");
+        let text = text(&[row], WIDE);
         let lines: Vec<&str> = text.lines().collect();
         let heads: Vec<&str> = lines[0].split_whitespace().collect();
         let cells: Vec<&str> = lines[1].split_whitespace().collect();
-        assert_eq!(heads.len(), COLUMNS.len());
+        assert_eq!(heads.len(), WIDE.len());
         let cell_of = |head: &str| cells[heads.iter().position(|h| *h == head).unwrap()];
         assert_eq!(cell_of("CONSUMER"), "2/4");
         assert_eq!(cell_of("BACKLOG"), "5");
         assert_eq!(cell_of("STATE"), "open");
         assert_eq!(cell_of("SEND_STALLED_SECONDS_TOTAL"), "1.250");
-        assert_eq!(super::text(&[]), "no channels\n");
+        assert_eq!(super::text(&[], NARROW), "no channels\n");
     }
 }

@@ -156,6 +156,8 @@ fn run(config: Config) -> Result<Exit, Problem> {
     let Shards { senders, reports, threads } = Shards::start(&config)?;
     let stop = senders.clone();
     let outcome = runtime.block_on(run_node(options, &config, senders, reports));
+    // Not dropped: that would wait for a resolver that does not answer.
+    runtime.shutdown_background();
     for shard in &stop {
         // One that has ended already needs no telling.
         shard.send(ToShard::Stop);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
-use weir_client::{Client, Gate, GateOptions, Item, Next};
+use weir_client::{Client, ConnectOptions, Gate, GateOptions, Item, Next};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -20,6 +20,8 @@ use crate::exit::{Exit, Problem};
 ///
 /// Ends when all its producers have finished, or with the reason why one cannot. Producers may come later than this
 /// command. When nobody reads its output any more it ends too, and the producers are told that this consumer is gone.
+/// When its own daemon ends, it writes what had arrived and ends with exit code 4: it does not attach to the next one,
+/// whose producers may begin anew.
 #[derive(Args, Debug)]
 pub(super) struct RecvArgs {
     #[command(flatten)]
@@ -53,7 +55,8 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
     let stdout = standard_output()?;
-    let attached = Client::connect(run_dir).map_err(problem)?;
+    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
+    let attached = Client::connect_with(options).map_err(problem)?;
     let task = attached.task("recv").map_err(problem)?;
     watch_reader(&stdout);
     let IndexOf { index, count } = arguments.consumer;

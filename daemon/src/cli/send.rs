@@ -7,7 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use weir_client::{BufferTimeout, Client, Partition, PartitionOptions};
+use std::time::Duration;
+
+use weir_client::{
+    BufferTimeout, Client, ConnectOptions, ConsumerDeath, Finished, Partition, PartitionOptions,
+};
 use weir_flow::exchange::Strategy;
 
 use super::RunDirArgs;
@@ -21,7 +25,10 @@ const IDLE_CHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
 /// Write records from standard input to an exchange.
 ///
-/// Ends when every consumer's daemon has everything, or with the reason why it cannot.
+/// Ends when every consumer's daemon has everything, or with the reason why it cannot. When its own daemon ends, it ends
+/// too, with exit code 4: what it has read from its input cannot be read again, so it does not attach to the next one.
+///
+/// Exit codes beside the usual ones: 3 if all was sent, but a consumer had died and the rest was sent without it.
 #[derive(Args, Debug)]
 pub(super) struct SendArgs {
     #[command(flatten)]
@@ -46,6 +53,10 @@ pub(super) struct SendArgs {
     /// Longest time that a record waits for others before it is sent: a duration, 0 for not at all, or off.
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = client::buffer_timeout)]
     buffer_timeout: BufferTimeout,
+    /// What to do when a consumer dies: fail, or go on with the others, which only `rebalance` can. Records that were
+    /// on their way to the dead one are lost then, and counted.
+    #[arg(long, value_name = "fail|continue", default_value = "fail", value_parser = consumer_death)]
+    on_consumer_death: ConsumerDeath,
     /// How records are told apart: a line each, or each behind its length as a little-endian u32.
     #[arg(long, value_enum, default_value_t)]
     framing: Framing,
@@ -56,6 +67,14 @@ pub(super) struct SendArgs {
 
 fn strategy(text: &str) -> Result<Strategy, String> {
     text.parse().map_err(|_| "forward, rebalance or hash".to_owned())
+}
+
+fn consumer_death(text: &str) -> Result<ConsumerDeath, String> {
+    match text {
+        "fail" => Ok(ConsumerDeath::Fail),
+        "continue" => Ok(ConsumerDeath::ContinueWithout),
+        _ => Err("fail or continue".to_owned()),
+    }
 }
 
 fn field_number(text: &str) -> Result<usize, String> {
@@ -70,13 +89,25 @@ pub(super) fn run(arguments: &SendArgs) -> Result<Exit, Problem> {
             .needed("--strategy hash")
             .fix("leave out --key-field, or add --strategy hash"));
     }
+    if arguments.on_consumer_death == ConsumerDeath::ContinueWithout
+        && arguments.strategy != Strategy::Rebalance
+    {
+        return Err(Problem::new(
+            Exit::Usage,
+            "--on-consumer-death continue without consumers that can stand in",
+        )
+        .found(format!("--strategy {}", arguments.strategy))
+        .needed("--strategy rebalance")
+        .fix("leave out --on-consumer-death, or add --strategy rebalance"));
+    }
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
-    let attached = Client::connect(run_dir).map_err(problem)?;
+    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
+    let attached = Client::connect_with(options).map_err(problem)?;
     let task = attached.task("send").map_err(problem)?;
     let IndexOf { index, count } = arguments.producer;
-    let options =
-        PartitionOptions { buffer_timeout: arguments.buffer_timeout, ..PartitionOptions::default() };
+    let (buffer_timeout, on_consumer_death) = (arguments.buffer_timeout, arguments.on_consumer_death);
+    let options = PartitionOptions { buffer_timeout, on_consumer_death, ..PartitionOptions::default() };
     let mut partition = task
         .partition(&arguments.exchange, index, count, consumers, arguments.strategy, options)
         .map_err(problem)?;
@@ -85,8 +116,20 @@ pub(super) fn run(arguments: &SendArgs) -> Result<Exit, Problem> {
     let mut records =
         RecordInput::new(File::from(reader), arguments.framing, attached.record_bytes_max() as usize);
     emit_all(arguments, &attached, &mut records, &input, &mut partition)?;
-    partition.finish().map_err(problem)?;
-    Ok(Exit::Ok)
+    Ok(end(partition.finish().map_err(problem)?, consumers))
+}
+
+/// Says on standard error what was lost.
+fn end(finished: Finished, consumers: u32) -> Exit {
+    let Finished { lost_consumers, lost_records } = finished;
+    if lost_consumers == 0 {
+        return Exit::Ok;
+    }
+    eprintln!(
+        "weir: warning: {lost_consumers} of {consumers} consumers died; at most {lost_records} records that were sent \
+         to them were not read; all others have arrived"
+    );
+    Exit::Degraded
 }
 
 /// The number of consumers: given, or for `forward` as many as producers.

@@ -82,6 +82,7 @@ mod tests {
                 ),
                 Subsystem::off("peers", "none configured"),
             ],
+            links: Vec::new(),
         };
         assert_eq!(
             text(&report),

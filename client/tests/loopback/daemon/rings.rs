@@ -79,11 +79,36 @@ impl PartitionSide {
             | Submission::Event { subpartition, .. }
             | Submission::End { subpartition } => *subpartition as usize,
         };
+        if let Submission::Data { offset, bytes, .. } = submission {
+            assert!(bytes > 0 || offset > 0, "a segment that is handed over has something in it");
+        }
         if matches!(submission, Submission::Event { .. }) {
             self.updates[subpartition].events_in_flight += 1;
             self.endpoint.publish(subpartition as u32, &self.updates[subpartition]);
         }
         self.queues[subpartition].push_back(submission);
+        if self.updates[subpartition].is_gone {
+            self.drop_queue(subpartition);
+        }
+    }
+
+    /// Goes on without a consumer, or fails if that was the last.
+    pub(super) fn lose(&mut self, subpartition: usize, consumed_bytes: u64) {
+        assert!(self.asked.continue_without, "a partition that was made so");
+        let update = &mut self.updates[subpartition];
+        (update.is_gone, update.consumed_bytes) = (true, consumed_bytes);
+        self.endpoint.publish(subpartition as u32, update);
+        self.drop_queue(subpartition);
+        if self.updates.iter().all(|update| update.is_gone) {
+            self.fail(2, "the last consumer left");
+        }
+    }
+
+    /// What is for a consumer that is gone counts as carried, to nobody.
+    fn drop_queue(&mut self, subpartition: usize) {
+        while let Some(dropped) = self.queues[subpartition].pop_front() {
+            self.handle_carried(subpartition, &dropped);
+        }
     }
 
     fn handle_carried(&mut self, subpartition: usize, carried: &Submission) {
@@ -100,7 +125,8 @@ impl PartitionSide {
             Submission::Event { .. } => update.events_in_flight -= 1,
             Submission::End { .. } => {
                 self.ended[subpartition] = true;
-                if self.ended.iter().all(|ended| *ended) {
+                let is_over = |(ended, update): (&bool, &SubpartitionUpdate)| *ended || update.is_gone;
+                if self.ended.iter().zip(&self.updates).all(is_over) {
                     self.is_over = true;
                     assert!(self.endpoint.push_returned(&Returned::Finished).expect("an honest client"));
                 }

@@ -131,6 +131,7 @@ fn cells_say_what_was_published_last() {
         acked_bytes: most - 1,
         consumed_bytes: most - 2,
         events_in_flight: 2,
+        is_gone: true,
     };
     pair.endpoint.publish(1, &update);
     let needed = SubpartitionCell {
@@ -139,8 +140,10 @@ fn cells_say_what_was_published_last() {
         acked_bytes: most - 1,
         consumed_bytes: most - 2,
         events_done: 3,
+        is_gone: true,
     };
     assert_eq!(pair.port.cell(1), needed);
+    assert_eq!([0, 1, 2, 3].map(|of| pair.port.is_gone(of)), [false, true, false, false]);
     assert_eq!((pair.port.cell(0), pair.port.cell(2)), Default::default(), "its neighbours are not touched");
     pair.endpoint.publish(3, &update);
     assert_eq!(pair.port.cell(3), SubpartitionCell::default(), "there is no fourth");

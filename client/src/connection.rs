@@ -1,0 +1,169 @@
+//! A process' way to its daemon over several lives of that daemon: which attachment is the current one, and how the
+//! next comes about.
+//!
+//! An attachment never comes back to life: what was made over it ends with it. Whoever makes something new asks here
+//! for an attachment first and gets the current one, or, if that is over, a new one. Of the threads that ask at the
+//! same time, one attaches and the others wait for it, each no longer than its own patience.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use weir_flow::ids::Time;
+
+use crate::clock;
+use crate::error::Error;
+use crate::options::ConnectOptions;
+use crate::session::Session;
+
+/// Longest pause before the second attempt: 20 ms. It doubles with each further one.
+const BACKOFF_NS_MIN: u64 = 20_000_000;
+
+/// Longest pause between two attempts: 1 s.
+const BACKOFF_NS_MAX: u64 = 1_000_000_000;
+
+/// The attachments of one [`crate::Client`], one after the other.
+pub(crate) struct Connection {
+    options: ConnectOptions,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    session: Arc<Session>,
+    is_attaching: bool,
+}
+
+impl Connection {
+    /// Attaches for the first time: one attempt.
+    pub(crate) fn connect(options: ConnectOptions) -> Result<Self, Error> {
+        let session = Arc::new(Session::connect(&options, options.timeout)?);
+        let state = Mutex::new(State { session, is_attaching: false });
+        Ok(Self { options, state, changed: Condvar::new() })
+    }
+
+    /// The attachment that was made last. It may be over.
+    pub(crate) fn current(&self) -> Arc<Session> {
+        Arc::clone(&self.lock().session)
+    }
+
+    /// An attachment that is not known to be over: the current one, or a new one.
+    pub(crate) fn attached(&self) -> Result<Arc<Session>, Error> {
+        let session = self.current();
+        match session.check() {
+            Ok(()) => Ok(session),
+            Err(ended) if self.options.reattach_timeout.is_zero() => Err(ended),
+            Err(_) => self.reattach(&session),
+        }
+    }
+
+    /// Waits for an attachment other than `old`, or makes it.
+    fn reattach(&self, old: &Arc<Session>) -> Result<Arc<Session>, Error> {
+        let deadline = after(self.options.reattach_timeout);
+        let mut state = self.lock();
+        loop {
+            if !Arc::ptr_eq(&state.session, old) {
+                return Ok(Arc::clone(&state.session));
+            }
+            if !state.is_attaching {
+                break;
+            }
+            let rest = rest_until(deadline);
+            if rest.is_zero() {
+                return Err(self.not_reattached(old.unanswered()));
+            }
+            state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_attaching = true;
+        drop(state);
+        let attached = self.attach_until(deadline);
+        let mut state = self.lock();
+        state.is_attaching = false;
+        if let Ok(session) = &attached {
+            state.session = Arc::clone(session);
+        }
+        // After a failure too: another thread may have more patience left.
+        self.changed.notify_all();
+        attached
+    }
+
+    fn attach_until(&self, deadline: Time) -> Result<Arc<Session>, Error> {
+        let mut backoff = Backoff::new(RandomState::new().build_hasher().finish());
+        loop {
+            // The last attempt is made at the deadline: a daemon that is there answers at once.
+            let patience = rest_until(deadline).max(Duration::from_millis(10));
+            match Session::connect(&self.options, self.options.timeout.min(patience)) {
+                Ok(session) => return Ok(Arc::new(session)),
+                Err(error) if !error.is_unattached() => return Err(error),
+                Err(error) if rest_until(deadline).is_zero() => return Err(self.not_reattached(error)),
+                Err(_) => thread::sleep(backoff.next_pause().min(rest_until(deadline))),
+            }
+        }
+    }
+
+    fn not_reattached(&self, cause: Error) -> Error {
+        Error::NotReattached { waited: self.options.reattach_timeout, cause: Box::new(cause) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn after(duration: Duration) -> Time {
+    clock::now().after_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn rest_until(deadline: Time) -> Duration {
+    Duration::from_nanos(deadline.since_ns(clock::now()))
+}
+
+/// Pauses between attempts: each is random, from nothing up to a bound that doubles. So all the processes that a
+/// daemon leaves behind do not come back in step.
+struct Backoff {
+    bound_ns: u64,
+    random: u64,
+}
+
+impl Backoff {
+    fn new(seed: u64) -> Self {
+        Self { bound_ns: BACKOFF_NS_MIN, random: seed }
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        // SplitMix64: good enough to be out of step.
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        let pause_ns = (u128::from(mixed) * u128::from(self.bound_ns)) >> 64;
+        self.bound_ns = (self.bound_ns * 2).min(BACKOFF_NS_MAX);
+        // Below the bound, which is a u64.
+        Duration::from_nanos(pause_ns as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_spread_below_a_bound_that_doubles_up_to_a_second() {
+        let mut bound = Duration::from_nanos(BACKOFF_NS_MIN);
+        let mut backoffs: Vec<Backoff> = (0..1000).map(Backoff::new).collect();
+        for _ in 0..12 {
+            let pauses: Vec<Duration> = backoffs.iter_mut().map(Backoff::next_pause).collect();
+            assert!(pauses.iter().all(|pause| *pause < bound), "{pauses:?}");
+            // 1000 of them: some in each quarter, or they are not random.
+            for quarter in 0..4 {
+                let range = bound * quarter / 4..bound * (quarter + 1) / 4;
+                let count = pauses.iter().filter(|pause| range.contains(pause)).count();
+                assert!((150..=350).contains(&count), "{count} pauses of 1000 in {range:?}");
+            }
+            bound = (bound * 2).min(Duration::from_nanos(BACKOFF_NS_MAX));
+        }
+        assert_eq!(bound, Duration::from_secs(1));
+    }
+}
