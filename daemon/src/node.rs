@@ -10,6 +10,7 @@
 //! | [`peers`] | control links: which of two stays, what is sent over them, when a peer counts as lost |
 //! | [`attachments`] | clients: who may attach, and what becomes of what they have |
 //! | [`creation`] | partitions and gates: what may be created, and its memory |
+//! | [`holds`] | who has which memory, and when nobody has it any more |
 //! | [`routing`] | what the catalog asks for: channels, announcements, failures |
 //! | [`data_links`] | which data links exist |
 //! | [`drain`] | how a node stops |
@@ -19,6 +20,7 @@ mod creation;
 mod data_links;
 mod drain;
 mod handle;
+mod holds;
 mod load;
 pub mod options;
 mod peers;
@@ -57,11 +59,10 @@ pub use options::{NodeEnd, NodeOptions, StartError};
 
 use attachments::Attachments;
 use creation::WaitingGates;
-use data_links::{DataLinks, Route, Step};
+use data_links::{DataLinks, Route, SocketName, Step};
 use drain::Drain;
 use load::LoadTable;
 use peers::{ControlId, Peers};
-use routing::Backoffs;
 
 /// Events that may wait for the node. Senders wait, so a flood slows the flooders.
 const EVENTS_MAX: usize = 256;
@@ -122,8 +123,10 @@ pub(crate) enum NodeEvent {
     DataDialled {
         /// For which route.
         route: Route,
+        /// Which socket of which link.
+        socket: SocketName,
         /// What came of it.
-        outcome: Result<DataSockets, String>,
+        outcome: Result<DataSockets, DialProblem>,
     },
     /// Channels that could not be opened are to be tried again.
     Retry,
@@ -131,6 +134,8 @@ pub(crate) enum NodeEvent {
     DialAgain {
         /// For which route.
         route: Route,
+        /// Which socket of which link.
+        socket: SocketName,
     },
     /// A sample of the shards' load.
     Load(Vec<ShardSnapshot>),
@@ -139,6 +144,8 @@ pub(crate) enum NodeEvent {
         /// Where to.
         reply: oneshot::Sender<report::NodeReport>,
     },
+    /// Somebody has let go of the last of a region.
+    RegionsGone,
     /// The node is to drain and end.
     Drain,
 }
@@ -162,6 +169,15 @@ pub(crate) enum DataSockets {
     },
 }
 
+/// Why dialling a data link brought nothing.
+#[derive(Debug)]
+pub(crate) enum DialProblem {
+    /// Another try may succeed.
+    Failed(String),
+    /// The peer has given the link up.
+    Over(String),
+}
+
 /// The node. Everything it owns ends with it.
 pub struct Node {
     options: NodeOptions,
@@ -180,17 +196,18 @@ pub struct Node {
     attachments: Attachments,
     links: DataLinks<OwnedFd>,
     steps: Vec<Step<OwnedFd>>,
-    backoffs: Backoffs,
     /// Whether [`NodeEvent::Retry`] is under way.
     is_retry_due: bool,
     waiting_gates: WaitingGates,
     last_incarnation: u64,
-    refused: Option<String>,
+    refused: listen::Refusals,
     drain: Option<Drain>,
     /// Everything that runs beside the node. Aborted when the node ends.
     tasks: JoinSet<()>,
-    /// Those of them that accept; they end when a drain begins.
+    /// Those of them that accept peers; they end when a drain begins.
     acceptors: JoinSet<()>,
+    /// The one that accepts clients. It goes on through a drain, so that who comes then is told why it is not let in.
+    reception: JoinSet<()>,
 }
 
 impl Node {
@@ -235,16 +252,16 @@ impl Node {
             load: LoadTable::new(shard_count),
             peers: Peers::default(),
             attachments: Attachments::default(),
-            links: DataLinks::default(),
+            links: DataLinks::new(random()),
             steps: Vec::new(),
-            backoffs: Backoffs::new(),
             is_retry_due: false,
             waiting_gates: WaitingGates::new(),
             last_incarnation: identity.epoch,
-            refused: None,
+            refused: listen::Refusals::default(),
             drain: None,
             tasks: JoinSet::new(),
             acceptors: JoinSet::new(),
+            reception: JoinSet::new(),
             started: Instant::now(),
             events: events.clone(),
             options,
@@ -261,7 +278,8 @@ impl Node {
             node.options.link.clone(),
             events.clone(),
         ));
-        node.acceptors.spawn(accept_clients(clients, events.clone()));
+        node.reception.spawn(accept_clients(clients, events.clone()));
+        node.watch_regions();
         if node.shards.len() > 1 {
             node.acceptors.spawn(sample_load(node.shards.clone(), events.clone()));
         }
@@ -315,19 +333,23 @@ impl Node {
             NodeEvent::Dialled { peer, outcome } => self.handle_dialled(&peer, outcome),
             NodeEvent::Control { link, message } => self.handle_control(link, message),
             NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),
-            NodeEvent::DataDialled { route, outcome } => self.handle_data_dialled(route, outcome),
+            NodeEvent::DataDialled { route, socket, outcome } => {
+                self.handle_data_dialled(route, socket, outcome)
+            }
             NodeEvent::Retry => self.handle_retry(),
-            NodeEvent::DialAgain { route } => self.handle_dial_again(route),
+            NodeEvent::DialAgain { route, socket } => self.handle_dial_again(route, socket),
             NodeEvent::Load(snapshots) => {
                 snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot))
             }
             NodeEvent::Report { reply } => self.handle_report(reply),
+            NodeEvent::RegionsGone => self.handle_regions_gone(),
             NodeEvent::Drain => self.handle_drain(),
         }
     }
 
     fn handle_shard(&mut self, message: ToNode) -> Option<NodeEnd> {
         match message {
+            ToNode::LinkLost { key, reason } => self.handle_link_lost(&key, &reason),
             ToNode::LinkClosed { key, reason } => self.handle_link_closed(&key, &reason),
             ToNode::RingReleased { key } => self.handle_ring_released(key),
             ToNode::AttachmentFault { attachment, text } => self.handle_attachment_fault(attachment, &text),
@@ -360,8 +382,7 @@ impl Node {
     }
 
     fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
-        tracing::warn!(%from, %error, "a link was refused");
-        self.refused = Some(format!("{from}: {error}"));
+        self.refused.note(from, error, self.started.elapsed());
     }
 }
 
@@ -395,7 +416,7 @@ async fn until(deadline: Option<tokio::time::Instant>) {
     }
 }
 
-async fn accept_clients(listener: AttachListener, events: mpsc::Sender<NodeEvent>) {
+async fn accept_clients(mut listener: AttachListener, events: mpsc::Sender<NodeEvent>) {
     loop {
         let client = listener.next().await;
         if events.send(NodeEvent::Connected(client)).await.is_err() {

@@ -14,6 +14,8 @@ struct Tool {
 const TOOLS: &[Tool] = &[
     Tool { program: "cc", package: "gcc", used_for: "linking any Rust program" },
     Tool { program: "ip", package: "iproute2", used_for: "transfers between two network namespaces" },
+    Tool { program: "ss", package: "iproute2", used_for: "connections killed under load (`ss -K`)" },
+    Tool { program: "nft", package: "nftables", used_for: "outages of the network under load" },
     Tool { program: "systemd-analyze", package: "systemd", used_for: "checks of the unit files" },
 ];
 

@@ -1,15 +1,22 @@
 //! The socket that peers dial: where it may listen, and how many strangers it bears.
+//!
+//! A stranger is a connection whose handshake is not done. There are 64 places for them. One more makes room for
+//! itself: of the address that holds the most places, the oldest connection is closed. So whoever fills the places
+//! pushes out its own connections; and an honest peer, whose handshake takes two round trips, is pushed out only by
+//! strangers of as many other addresses, or by 64 more connections of its own address within that time. Were newcomers
+//! turned away instead, 64 connections that say nothing would keep every peer out.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most connections whose handshake is not done.
 pub const STRANGERS_MAX: usize = 64;
@@ -139,7 +146,121 @@ fn holds(process: &Path, wanted: &str) -> bool {
     })
 }
 
-/// A connection that nobody has authenticated. It counts against [`STRANGERS_MAX`] until `permit` is dropped.
+/// Refused connections that are logged in one second. Whoever can reach the port could fill a disk otherwise.
+const REFUSALS_LOGGED: u64 = 20;
+
+/// Connections that were refused: the last one for the status, and not too many for the log.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    last: Option<String>,
+    /// The second that is being counted, since the node started.
+    second: u64,
+    /// Refused in it.
+    count: u64,
+}
+
+impl Refusals {
+    /// The last one: where it came from, and why.
+    #[must_use]
+    pub fn last(&self) -> Option<String> {
+        self.last.clone()
+    }
+
+    /// A connection was refused. `now` is the time since the node started.
+    pub fn note(&mut self, from: SocketAddr, why: &impl fmt::Display, now: Duration) {
+        let unlogged = self.count(now.as_secs());
+        if unlogged > 0 {
+            tracing::warn!(unlogged, "more links were refused");
+        }
+        if self.count <= REFUSALS_LOGGED {
+            tracing::warn!(%from, error = %why, "a link was refused");
+        }
+        self.last = Some(format!("{from}: {why}"));
+    }
+
+    /// Counts one; how many of an earlier second were not logged.
+    fn count(&mut self, second: u64) -> u64 {
+        let mut unlogged = 0;
+        if second != self.second {
+            unlogged = self.count.saturating_sub(REFUSALS_LOGGED);
+            (self.second, self.count) = (second, 0);
+        }
+        self.count = self.count.saturating_add(1);
+        unlogged
+    }
+}
+
+/// Where connections count as one: an IPv4 address, or the /64 of an IPv6 address, for a host may use all of it.
+fn origin(from: IpAddr) -> IpAddr {
+    match from.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+        address => address,
+    }
+}
+
+/// Who is inside: `W` is what it takes to turn one out. Ages are in the order of the ids.
+#[derive(Debug)]
+struct Strangers<W> {
+    places: BTreeMap<u64, (IpAddr, W)>,
+    next: u64,
+}
+
+impl<W> Strangers<W> {
+    const fn new() -> Self {
+        Self { places: BTreeMap::new(), next: 0 }
+    }
+
+    /// Gives a newcomer a place; its id, and who is to be turned out for it.
+    fn seat(&mut self, from: IpAddr, way_out: W) -> (u64, Option<W>) {
+        let id = self.next;
+        self.next = self.next.saturating_add(1);
+        self.places.insert(id, (origin(from), way_out));
+        let surplus = if self.places.len() > STRANGERS_MAX { self.oldest_of_the_most() } else { None };
+        let turned_out = surplus.and_then(|id| self.places.remove(&id)).map(|(_, way_out)| way_out);
+        (id, turned_out)
+    }
+
+    /// The oldest of the origin that has the most places; of several such, the oldest of all of them. It is the
+    /// newcomer only if there is nobody else.
+    fn oldest_of_the_most(&self) -> Option<u64> {
+        let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for (origin, _) in self.places.values() {
+            *counts.entry(*origin).or_default() += 1;
+        }
+        let most = counts.values().copied().max()?;
+        self.places.iter().find(|(_, (origin, _))| counts.get(origin) == Some(&most)).map(|(id, _)| *id)
+    }
+
+    fn leave(&mut self, id: u64) {
+        self.places.remove(&id);
+    }
+}
+
+/// The way out of a stranger is a second descriptor of its connection: shut down, it ends the handshake, whoever
+/// waits in it.
+type Table = Arc<Mutex<Strangers<OwnedFd>>>;
+
+fn lock(table: &Table) -> MutexGuard<'_, Strangers<OwnedFd>> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A place among the strangers, free again when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    id: u64,
+    table: Table,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.table).leave(self.id);
+    }
+}
+
+/// A connection that nobody has authenticated. It may be shut down in favour of another until `permit` is dropped.
 #[derive(Debug)]
 pub struct Stranger {
     /// The connection.
@@ -147,50 +268,62 @@ pub struct Stranger {
     /// Where it came from.
     pub from: SocketAddr,
     /// Its place among the strangers.
-    pub permit: OwnedSemaphorePermit,
+    pub permit: Place,
 }
 
-/// Accepts connections and counts those that are not authenticated.
+/// Accepts connections and bounds those that are not authenticated.
 #[derive(Debug)]
 pub struct Gatekeeper {
     listener: TcpListener,
-    places: Arc<Semaphore>,
-    turned_away: u64,
+    table: Table,
+    turned_out: u64,
 }
 
 impl Gatekeeper {
     /// A gatekeeper for this socket, with [`STRANGERS_MAX`] free places.
     #[must_use]
     pub fn new(listener: TcpListener) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(STRANGERS_MAX)), turned_away: 0 }
+        Self { listener, table: Arc::new(Mutex::new(Strangers::new())), turned_out: 0 }
     }
 
-    /// The next connection that found a place. One that finds none is closed at once: a waiting one would only keep
-    /// an honest peer from knowing, which dials again by itself.
+    /// The next connection, which has a place. Whoever had to make room is shut down.
     pub async fn next(&mut self) -> Stranger {
         loop {
-            match self.listener.accept().await {
-                Ok((stream, from)) => match Arc::clone(&self.places).try_acquire_owned() {
-                    Ok(permit) => {
-                        return Stranger { stream, from, permit };
+            let accepted = match self.listener.accept().await {
+                Ok((stream, from)) => {
+                    stream.as_fd().try_clone_to_owned().map(|way_out| (stream, from, way_out))
+                }
+                Err(error) => Err(error),
+            };
+            match accepted {
+                Ok((stream, from, way_out)) => {
+                    let (id, turned_out) = lock(&self.table).seat(from.ip(), way_out);
+                    if let Some(way_out) = turned_out {
+                        self.turn_out(&way_out, from);
                     }
-                    Err(_) => {
-                        self.turned_away += 1;
-                        // Powers of two only: a flood must not become a flood of log lines.
-                        if self.turned_away.is_power_of_two() {
-                            tracing::warn!(
-                                %from,
-                                turned_away = self.turned_away,
-                                "connection closed: {STRANGERS_MAX} others have not finished their handshake"
-                            );
-                        }
-                    }
-                },
+                    let permit = Place { id, table: Arc::clone(&self.table) };
+                    return Stranger { stream, from, permit };
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a link");
                     tokio::time::sleep(ACCEPT_REST).await;
                 }
             }
+        }
+    }
+
+    fn turn_out(&mut self, way_out: &OwnedFd, newest: SocketAddr) {
+        // A connection that has ended by itself needs no end.
+        let _ = rustix::net::shutdown(way_out, rustix::net::Shutdown::Both);
+        self.turned_out += 1;
+        // Powers of two only: a flood must not become a flood of log lines.
+        if self.turned_out.is_power_of_two() {
+            tracing::warn!(
+                %newest,
+                turned_out = self.turned_out,
+                "more than {STRANGERS_MAX} connections have not finished their handshake: the oldest of the \
+                 address with the most of them was closed"
+            );
         }
     }
 }
@@ -219,24 +352,94 @@ mod tests {
         assert!(error.contains(&format!("process {} (", std::process::id())), "{error}");
     }
 
+    #[test]
+    fn of_a_flood_of_refusals_some_are_logged_and_the_rest_is_counted() {
+        let mut refusals = Refusals::default();
+        let unlogged: u64 = (0..1000).map(|_| refusals.count(7)).sum();
+        assert_eq!((unlogged, refusals.count), (0, 1000));
+        assert_eq!(refusals.count(8), 1000 - REFUSALS_LOGGED);
+        assert_eq!((refusals.count(8), refusals.count), (0, 2));
+        refusals.note("127.0.0.1:7".parse().unwrap(), &"why", Duration::from_secs(8));
+        assert_eq!(refusals.last().as_deref(), Some("127.0.0.1:7: why"));
+    }
+
+    fn v4(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// Seats newcomers, whose way out is their number; who was turned out.
+    fn seated(strangers: &mut Strangers<usize>, from: impl IntoIterator<Item = IpAddr>) -> Vec<usize> {
+        let begin = strangers.next as usize;
+        from.into_iter().enumerate().filter_map(|(n, from)| strangers.seat(from, begin + n).1).collect()
+    }
+
+    #[test]
+    fn a_flood_of_one_address_turns_out_only_its_own() {
+        let mut strangers = Strangers::new();
+        assert!(seated(&mut strangers, (1..=4).map(v4)).is_empty());
+        let turned_out = seated(&mut strangers, std::iter::repeat_n(v4(9), 1000));
+        // Those of the first four stay; of the flood the latest stay, and the oldest went first.
+        assert_eq!(turned_out, (4..1004 - 60).collect::<Vec<_>>());
+        assert_eq!(strangers.places.len(), STRANGERS_MAX);
+        assert_eq!(seated(&mut strangers, [v4(5)]), [1004 - 60]);
+        // One that leaves makes room.
+        strangers.leave(0);
+        assert!(seated(&mut strangers, [v4(6)]).is_empty());
+    }
+
+    #[test]
+    fn when_all_have_as_many_the_oldest_goes_and_never_the_newcomer() {
+        let mut strangers = Strangers::new();
+        let turned_out = seated(&mut strangers, (0..=255).map(v4));
+        assert_eq!(turned_out, (0..256 - STRANGERS_MAX).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn all_addresses_of_one_network_of_ipv6_count_as_one() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(origin(address("2001:db8:1:2:3:4:5:6")), origin(address("2001:db8:1:2::1")));
+        assert_ne!(origin(address("2001:db8:1:2::1")), origin(address("2001:db8:1:3::1")));
+        assert_eq!(origin(address("::ffff:10.0.0.7")), v4(7));
+        let mut strangers = Strangers::new();
+        let host = |n: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, n]);
+        seated(&mut strangers, [v4(1)]);
+        assert!(!seated(&mut strangers, (0..500).map(host)).contains(&0));
+    }
+
+    /// Whether the connection has ended.
+    async fn has_ended(stream: &mut TcpStream) -> bool {
+        matches!(stream.read(&mut [0_u8; 1]).await, Ok(0) | Err(_))
+    }
+
     #[tokio::test]
-    async fn the_sixty_fifth_stranger_is_turned_away_and_a_freed_place_is_used() {
+    async fn the_sixty_fifth_stranger_gets_in_and_the_first_is_shut_down() {
         let mut keeper = Gatekeeper::new(bind("127.0.0.1:0".parse().unwrap(), false).unwrap());
         let address = keeper.listener.local_addr().unwrap();
         let mut dialled = Vec::new();
         let mut strangers = Vec::new();
-        for _ in 0..STRANGERS_MAX {
+        for _ in 0..=STRANGERS_MAX {
             dialled.push(TcpStream::connect(address).await.unwrap());
             strangers.push(keeper.next().await);
         }
-        let mut surplus = TcpStream::connect(address).await.unwrap();
-        let mut byte = [0_u8; 1];
-        tokio::select! {
-            _ = keeper.next() => panic!("the 65th stranger got a place"),
-            read = surplus.read(&mut byte) => assert!(matches!(read, Ok(0) | Err(_)), "{read:?}"),
+        // Both who dialled and who waits in its handshake see the end.
+        assert!(has_ended(&mut dialled[0]).await);
+        assert!(has_ended(&mut strangers[0].stream).await);
+        assert_eq!(lock(&keeper.table).places.len(), STRANGERS_MAX);
+        // Authenticated ones have left: they are not touched, and make room.
+        for stranger in &mut strangers[1..3] {
+            let table = Arc::clone(&keeper.table);
+            drop(std::mem::replace(&mut stranger.permit, Place { id: u64::MAX, table }));
         }
-        strangers.pop();
-        let _next = TcpStream::connect(address).await.unwrap();
-        keeper.next().await;
+        for _ in 0..2 {
+            dialled.push(TcpStream::connect(address).await.unwrap());
+            strangers.push(keeper.next().await);
+        }
+        for stream in &mut dialled[1..] {
+            tokio::select! {
+                biased;
+                _ = has_ended(stream) => panic!("a connection ended that had a place"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
     }
 }

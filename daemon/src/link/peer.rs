@@ -30,7 +30,8 @@ const READ_BYTES: usize = 16 * 1024;
 /// Bytes encoded before they are written.
 const WRITE_BYTES: usize = 64 * 1024;
 
-/// A link that lived less than this counts as a failed try for the backoff.
+/// A link that lived less than this counts as a failed try for the backoff: a peer that lets go of each link as soon as
+/// it is up is not dialled in a circle.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// The heartbeat of control links.
@@ -221,24 +222,24 @@ pub async fn keep<E>(
 ) {
     let mut backoff = Backoff::default();
     while wanted.wait_for(|wanted| *wanted).await.is_ok() {
-        let begun = Instant::now();
         match try_once(&peer, &identity, &options, Purpose::CONTROL).await {
             Ok((stream, found)) => {
                 let (held, ended) = oneshot::channel();
+                let up = Instant::now();
                 if events.send(wrap(Dialled::Up { stream, peer: found, held })).await.is_err() {
                     return;
                 }
                 // Resolves when the node drops its end.
                 let _ = ended.await;
+                if up.elapsed() >= SHORT_LIFE {
+                    backoff.reset();
+                }
             }
             Err(reason) => {
                 if events.send(wrap(Dialled::Failed { reason })).await.is_err() {
                     return;
                 }
             }
-        }
-        if begun.elapsed() >= SHORT_LIFE {
-            backoff.reset();
         }
         let wait = backoff.next_wait(random());
         tokio::select! {

@@ -1,10 +1,10 @@
 //! Clients: who may attach, what each has, and how it ends.
 //!
 //! An attachment ends in two steps. Detached, it answers nothing more and its shard closes all its rings; it is gone
-//! when the shard has let go of the last ring's memory. Only then is that memory's budget free: the kernel may still
-//! be sending from it.
+//! when the shard has let go of the last ring's memory: the kernel may still be sending from it. That memory's budget
+//! is free when the client has let go of it as well ([`super::holds`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use tokio::sync::mpsc;
@@ -18,8 +18,11 @@ use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, EVENT_BYTES_MAX, TASKS_MAX};
 use weir_ipc::session::{SessionEndpoint, SessionFds};
 use weir_ipc::task_cell::TaskCellReader;
 
+use super::holds::Holds;
 use super::{Node, NodeEvent};
+use crate::attach::descriptors;
 use crate::attach::listener::{Connected, Credentials};
+use crate::attach::region_watch::RegionWatch;
 use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent};
 use crate::memory::Backing;
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
@@ -36,6 +39,8 @@ pub(super) struct Attachments {
     by_id: BTreeMap<AttachmentId, Attachment>,
     by_place: BTreeMap<Place, RingKey>,
     next: u64,
+    /// The memory that they have, or had.
+    pub(super) holds: Holds,
 }
 
 /// One client.
@@ -67,6 +72,13 @@ impl Place {
     fn is_partition(&self) -> bool {
         matches!(self, Self::Partition(_))
     }
+
+    fn exchange(&self) -> &Name {
+        match self {
+            Self::Partition(key) => &key.exchange,
+            Self::Gate(key) => &key.exchange,
+        }
+    }
 }
 
 /// A partition or gate that a client has, or waits for.
@@ -89,10 +101,13 @@ impl RingState {
     }
 }
 
-/// What a ring's memory is charged as.
+/// A ring's memory while its shard has it.
 pub(super) struct RingMemory {
+    /// What it is charged as, at first.
     pub(super) reservation: ReservationId,
     pub(super) backing: Backing,
+    /// Tells when nobody has it any more; none where the kernel cannot.
+    pub(super) watch: Option<RegionWatch>,
 }
 
 impl Attachments {
@@ -134,17 +149,32 @@ impl Attachments {
         Some(state.place.clone())
     }
 
+    /// The exchanges in which a process has memory, for people: the first by name, and how many more.
+    pub(super) fn exchanges(&self, process: &str) -> String {
+        let clients = self.by_id.values().filter(|client| client.describe() == process);
+        let rings = clients.flat_map(|client| client.rings.values()).filter(|ring| ring.memory.is_some());
+        let names: BTreeSet<&Name> = rings.map(|ring| ring.place.exchange()).collect();
+        match names.first() {
+            None => String::new(),
+            Some(first) if names.len() == 1 => format!(", exchange {first}"),
+            Some(first) => format!(", exchange {first} and {} more", names.len() - 1),
+        }
+    }
+
     /// Regions that exist: of hugepages, of ordinary pages.
     pub(super) fn regions(&self) -> (u32, u32) {
         let backings = self
             .by_id
             .values()
             .flat_map(|client| client.rings.values())
-            .filter_map(|ring| ring.memory.as_ref());
-        backings.fold((0, 0), |(hugepages, ordinary), memory| match memory.backing {
-            Backing::Hugepages => (hugepages + 1, ordinary),
-            Backing::Ordinary => (hugepages, ordinary + 1),
-        })
+            .filter_map(|ring| ring.memory.as_ref().map(|memory| memory.backing));
+        backings.chain(self.holds.kept_backings()).fold(
+            (0, 0),
+            |(hugepages, ordinary), backing| match backing {
+                Backing::Hugepages => (hugepages + 1, ordinary),
+                Backing::Ordinary => (hugepages, ordinary + 1),
+            },
+        )
     }
 }
 
@@ -314,6 +344,10 @@ impl Node {
             made.map_err(|error| {
                 Failure::new(FailureCode::OverBudget, format!("cannot make a session: {error}"))
             })?;
+        // Of all of them this one was made last.
+        if let Some(scarce) = descriptors::scarce(&task_page) {
+            return Err(Failure::new(FailureCode::OverBudget, scarce.to_string()).into());
+        }
         process_name.truncate(process_name.floor_char_boundary(PROCESS_NAME_BYTES_MAX));
         client.process_name = process_name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let shard = self.load.place();
@@ -428,7 +462,7 @@ impl Node {
         self.detach(id, Detach::Fault(text), &others);
     }
 
-    /// A shard has let go of a ring: its memory is free.
+    /// A shard has let go of a ring: its memory is free, unless its client keeps it.
     pub(super) fn handle_ring_released(&mut self, key: RingKey) {
         let Some(state) = self.attachments.ring_mut(key) else {
             return;
@@ -437,7 +471,7 @@ impl Node {
         // A shard that distrusts a client closes its rings unasked, and says so beside.
         state.is_open = false;
         if let Some(memory) = memory {
-            self.budget.release(memory.reservation);
+            self.let_go(&memory);
         }
         self.leave_place(key);
         self.forget_if_gone(key);

@@ -13,8 +13,8 @@ use weir_flow::shard::{GateSpec, PartitionSpec};
 use weir_ipc::attach::message::{CreateGate, CreatePartition, ResponseBody};
 
 use super::Node;
-use super::attachments::{Attachment, Outcome, Place, Refusal, RingMemory};
-use crate::attach::create::{self, MemoryPlan, PoolOptions, Pools};
+use super::attachments::{Attachment, Outcome, Place, Refusal};
+use crate::attach::create::{self, MemoryPlan, PoolOptions, Pools, Unmade};
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
 
 /// Gates whose exchange has no shape yet.
@@ -46,11 +46,13 @@ impl Node {
             },
             &self.options.limits,
         )?;
-        let Some((holder, shard)) = self.holder(id, &exchange) else {
+        let Some((holder, shard)) = self.holder(id) else {
             return Err(Refusal::Later);
         };
         let plan = self.memory_plan();
-        let made = create::partition(plan, &pools, shape.subpartitions(), &mut self.budget, &holder)?;
+        self.handle_regions_gone();
+        let made = create::partition(plan, &pools, shape.subpartitions(), &mut self.budget, &holder)
+            .map_err(|unmade| self.unmade(unmade))?;
         let incarnation = self.next_incarnation();
         let partition = PartitionKey { exchange: exchange.clone(), producer };
         let running = Partition::running(shape, shard, incarnation);
@@ -58,9 +60,17 @@ impl Node {
             self.budget.release(made.reservation);
             return Err(failure.into());
         }
-        let memory = Some(RingMemory { reservation: made.reservation, backing: made.backing });
-        self.attachments.insert_ring(key, Place::Partition(partition), memory);
-        let spec = PartitionSpec { exchange, producer, shape, incarnation, segments: made.segments };
+        let (region, bytes) = (made.descriptors.last(), made.region.bytes());
+        let memory = self.hold(region, made.reservation, made.backing, bytes, holder);
+        self.attachments.insert_ring(key, Place::Partition(partition), Some(memory));
+        let spec = PartitionSpec {
+            exchange,
+            producer,
+            shape,
+            incarnation,
+            segments: made.segments,
+            continue_without: wanted.continue_without,
+        };
         self.mail(shard, ToShard::AddPartition { key, spec, endpoint: made.endpoint, region: made.region });
         let body = ResponseBody::Partition {
             ring: key.ring,
@@ -86,6 +96,7 @@ impl Node {
             self.options.limits.segment_bytes,
         )?;
         create::check_index("producer", wanted.producer, producers)?;
+        create::check_consumer_death(shape.strategy, wanted.continue_without)?;
         let producer = ProducerIndex(wanted.producer);
         let place = Place::Partition(PartitionKey { exchange: exchange.clone(), producer });
         if let Some((holder, _)) = self.attachments.holder(&place) {
@@ -139,16 +150,21 @@ impl Node {
         let Some(WaitingGate { ring, request, pools }) = self.waiting_gates.remove(key) else {
             return;
         };
-        let Some((holder, shard)) = self.holder(ring.attachment, &key.exchange) else {
+        let Some((holder, shard)) = self.holder(ring.attachment) else {
             return;
         };
         let plan = self.memory_plan();
+        self.handle_regions_gone();
         let made = match create::gate(plan, &pools, shape.channels(), &mut self.budget, &holder) {
             Ok(made) => made,
-            Err(failure) => return self.refuse_gate(ring, request, &failure),
+            Err(unmade) => {
+                let failure = self.unmade(unmade);
+                return self.refuse_gate(ring, request, &failure);
+            }
         };
-        let memory = Some(RingMemory { reservation: made.reservation, backing: made.backing });
-        self.attachments.insert_ring(ring, Place::Gate(key.clone()), memory);
+        let (region, bytes) = (made.descriptors.last(), made.region.bytes());
+        let memory = self.hold(region, made.reservation, made.backing, bytes, holder);
+        self.attachments.insert_ring(ring, Place::Gate(key.clone()), Some(memory));
         let spec = GateSpec {
             exchange: key.exchange.clone(),
             consumer: key.consumer,
@@ -189,10 +205,24 @@ impl Node {
         MemoryPlan { segment_bytes: self.options.limits.segment_bytes, hugepages: self.options.hugepages }
     }
 
-    /// How a refusal for lack of budget names a client, and its shard.
-    fn holder(&self, id: AttachmentId, exchange: &Name) -> Option<(String, u16)> {
+    /// How the budget names a client, and the client's shard. All that a process has counts as one.
+    fn holder(&self, id: AttachmentId) -> Option<(String, u16)> {
         let client = self.attachments.get(id)?;
-        Some((format!("{}, exchange {exchange}", client.describe()), client.shard?))
+        Some((client.describe(), client.shard?))
+    }
+
+    /// What a client is told whose partition or gate was not made.
+    fn unmade(&self, unmade: Unmade) -> Failure {
+        match unmade {
+            Unmade::Failed(failure) => failure,
+            Unmade::OverBudget(mut over) => {
+                for (holder, _) in &mut over.holders {
+                    let exchanges = self.attachments.exchanges(holder);
+                    holder.push_str(&exchanges);
+                }
+                Failure::new(FailureCode::OverBudget, over.to_string())
+            }
+        }
     }
 
     fn check_task(&self, id: AttachmentId, task: u32) -> Result<(), Failure> {

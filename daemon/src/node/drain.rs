@@ -1,4 +1,5 @@
-//! How a node stops: nobody new is let in, what is queued is sent, then everybody is told and let go.
+//! How a node stops: nobody new is let in (clients that come are told why), what is queued is sent, then everybody is
+//! told and let go.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -56,12 +57,18 @@ impl Node {
         self.drain.as_ref().is_some_and(|drain| drain.waiting.is_empty())
     }
 
+    /// What everybody is told who wants something of a node that drains.
+    pub(super) fn stopping() -> Failure {
+        Failure::new(FailureCode::Stopping, "the daemon is stopping")
+    }
+
     /// Tells everybody and lets go. Whoever does not read it in time is cut off.
     pub(super) async fn say_goodbye(mut self) {
         self.acceptors.abort_all();
+        self.reception.abort_all();
         self.inbox.close();
         self.detach_all();
-        self.peers.close_all(&Failure::new(FailureCode::Stopping, "the daemon is stopping"));
+        self.peers.close_all(&Self::stopping());
         for shard in &self.shards {
             shard.send(ToShard::Stop);
         }
@@ -72,6 +79,7 @@ impl Node {
 
     /// Somebody asks for a report: the node's part now, the shards' parts when they answer.
     pub(super) fn handle_report(&mut self, reply: oneshot::Sender<NodeReport>) {
+        self.handle_regions_gone();
         let (hugepages, ordinary) = self.attachments.regions();
         let facts = NodeFacts {
             node: self.options.node.to_string(),
@@ -84,12 +92,13 @@ impl Node {
                 total_bytes: self.budget.total(),
             },
             regions: RegionReport { mode: self.options.hugepages, hugepages, ordinary },
+            kept: self.attachments.holds.kept(),
             peers: self.peers.reports(|peer| self.links.count(peer)),
             attachments: self.attachments.live().count(),
             attachments_max: self.options.attachments_max,
             shards: self.identity.shards,
             is_draining: self.drain.is_some(),
-            refused: self.refused.clone(),
+            refused: self.refused.last(),
         };
         let shards = self.shards.clone();
         self.tasks.spawn(async move {

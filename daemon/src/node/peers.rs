@@ -18,6 +18,10 @@ use super::{Node, NodeEvent};
 use crate::link::handshake::{Peer, say_goodbye};
 use crate::link::peer::{self, Dialled, LinkEnd, OUTBOX_MESSAGES, PeerAddress};
 
+/// Most linked peers that the configuration does not name. Whoever has the cluster key may take any name, and each
+/// name costs a descriptor and the memory of its catalog.
+const STRANGE_PEERS_MAX: usize = 1024;
+
 /// One control link. Never reused while the node lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ControlId(u64);
@@ -91,6 +95,12 @@ impl Peers {
     pub(super) fn address(&self, peer: &Name) -> Option<String> {
         let state = self.by_name.get(peer)?;
         state.address.clone().or_else(|| Some(state.link.as_ref()?.listens?.to_string()))
+    }
+
+    /// Whether a link of this peer would be one too many.
+    fn is_full(&self, peer: &Name) -> bool {
+        !self.by_name.contains_key(peer)
+            && self.by_name.values().filter(|state| state.address.is_none()).count() >= STRANGE_PEERS_MAX
     }
 
     /// Sends a message to a peer, or to all that are linked. Returns the links that take no more.
@@ -185,6 +195,15 @@ impl Node {
             self.refuse(new.stream, Failure::new(FailureCode::Stopping, "the daemon is stopping"));
             return;
         }
+        if self.peers.is_full(&name) {
+            let text = format!(
+                "{STRANGE_PEERS_MAX} nodes that peers does not name are linked with {}; needed: fewer, or {name} \
+                 in its peers",
+                self.identity.node
+            );
+            self.refuse(new.stream, Failure::new(FailureCode::OverBudget, text));
+            return;
+        }
         if let Some(old) = self.peers.by_name.get(&name).and_then(|state| state.link.as_ref()) {
             let old_claim = Claim { epoch: old.epoch, dialled: old.dialled };
             let new_claim = Claim { epoch: new.peer.epoch, dialled: new.dialled };
@@ -265,6 +284,7 @@ impl Node {
         };
         self.forget_gone(&name, &entries);
         if let Err(error) = self.catalog.handle_remote(&name, entries) {
+            tracing::warn!(peer = %name, %error, "the control link to a peer is closed");
             self.lose_link(link, Some(Failure::new(FailureCode::Protocol, error.to_string())));
         }
     }

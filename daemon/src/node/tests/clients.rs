@@ -46,6 +46,7 @@ async fn a_partition_is_made_mailed_and_its_memory_returned_when_the_shard_lets_
     // It was not finished: its consumers are told why no end of data came.
     assert_eq!(failure.unwrap().code, FailureCode::ProducerGone);
     assert_eq!(node.used_bytes().await, 49 * 4096, "returned before the shard let go");
+    drop((region, descriptors));
     node.to_node.send(ToNode::RingReleased { key }).unwrap();
     assert_eq!(node.used_bytes().await, 0);
     assert_eq!(node.status().await.memory.high_water_bytes, 49 * 4096);
@@ -199,6 +200,10 @@ async fn what_does_not_fit_is_refused_with_what_was_found_and_what_is_needed() {
         (partition(CreatePartition { exchange: "a b".into(), ..producer("y") }), "exchange name holds ' '"),
         (partition(CreatePartition { task: 9, ..producer("y") }), "task is 9"),
         (
+            partition(CreatePartition { strategy: "hash".into(), continue_without: true, ..producer("y") }),
+            "continue_without with strategy hash; needed: rebalance",
+        ),
+        (
             partition(CreatePartition {
                 options: PartitionOptions { exclusive: Some(0), ..PartitionOptions::default() },
                 ..producer("y")
@@ -272,11 +277,12 @@ async fn a_client_that_dies_gives_everything_back_and_waits_for_nothing() {
     client.partition(producer("x")).await;
     client.gate(consumer("x")).await;
     client.send(RequestBody::CreateGate(CreateGate { consumer: 1, ..consumer("never") })).await;
-    let mut keys = Vec::new();
+    let (mut keys, mut made) = (Vec::new(), Vec::new());
     while keys.len() < 2 {
-        if let ToShard::AddPartition { key, .. } | ToShard::AddGate { key, .. } = node.shards[0].next().await
-        {
-            keys.push(key);
+        let mail = node.shards[0].next().await;
+        if let ToShard::AddPartition { key, .. } | ToShard::AddGate { key, .. } = &mail {
+            keys.push(*key);
+            made.push(mail);
         }
     }
     drop(client);
@@ -294,6 +300,7 @@ async fn a_client_that_dies_gives_everything_back_and_waits_for_nothing() {
     }
     assert!(matches!(node.shards[0].next().await, ToShard::DropAttachment { .. }));
     assert!(node.used_bytes().await > 0, "returned before the shard let go");
+    drop(made);
     for key in keys {
         node.to_node.send(ToNode::RingReleased { key }).unwrap();
     }
@@ -310,6 +317,8 @@ async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
     let mut client = node.client().await;
     let ring = client.partition(producer("x")).await;
     let key = RingKey { attachment: AttachmentId(0), ring };
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+    assert!(matches!(node.shards[0].next().await, ToShard::AddPartition { .. }));
     // The shard fails the partition and lets go; the client has not heard of it.
     let failure = weir_flow::failure::Failure::new(FailureCode::LinkLost, "broken");
     node.to_node.send(ToNode::RingFailed { key, failure }).unwrap();
@@ -319,7 +328,6 @@ async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
     let (body, _) = client.ask(RequestBody::ClosePartition { ring }).await;
     assert_eq!(body, ResponseBody::Closed);
     assert_eq!(client.partition(producer("y")).await, ring);
-    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
 }
 
 #[tokio::test]

@@ -174,3 +174,64 @@ async fn one_client_too_many_is_told_so() {
     node.until("attach", |attach| attach.detail == "0 of 1 attachments").await;
     node.client().await;
 }
+
+#[tokio::test]
+async fn memory_that_a_client_keeps_after_its_shard_let_go_stays_charged_and_is_shown() {
+    let mut node = TestNode::start(NodeOptions { memory_bytes: 60 * 4096, ..options("a") }, 1);
+    let mut client = node.client().await;
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+    let (_, kept) = client.ask(RequestBody::CreatePartition(producer("x"))).await;
+    let ToShard::AddPartition { key, region, .. } = node.shards[0].next().await else {
+        panic!("no partition")
+    };
+    node.to_node
+        .send(ToNode::AttachmentFault { attachment: AttachmentId(0), text: "a lie".to_owned() })
+        .unwrap();
+    client.until_detached().await;
+    drop(region);
+    node.to_node.send(ToNode::RingReleased { key }).unwrap();
+    assert_eq!(node.used_bytes().await, 49 * 4096, "the client still has it");
+    let (pid, bytes) = (std::process::id(), 49 * 4096);
+    let budget = node.subsystem("budget").await.unwrap();
+    let shown = format!("process {pid} (tester) keeps 0.2 MiB of what has ended");
+    assert!(budget.detail.ends_with(&shown), "{}", budget.detail);
+    assert_eq!(
+        node.subsystem("memory").await.unwrap().detail.split(';').next().unwrap(),
+        "0 regions of hugepages, 1 of ordinary pages"
+    );
+    let mut other = node.client().await;
+    let (_, text) = other.refusal(RequestBody::CreatePartition(producer("x"))).await;
+    let holder = format!("process {pid} (tester), for what has ended ({bytes} bytes)");
+    assert!(text.contains(&holder), "{text}");
+    drop(kept);
+    // At once, without another event.
+    other.partition(producer("x")).await;
+    assert_eq!(node.used_bytes().await, 49 * 4096);
+    assert!(!node.subsystem("budget").await.unwrap().detail.contains("keeps"));
+}
+
+#[tokio::test]
+async fn all_that_a_process_has_counts_as_one_holder() {
+    let node = TestNode::start(NodeOptions { memory_bytes: 150 * 4096, ..options("a") }, 1);
+    let mut first = node.client().await;
+    let mut second = node.client().await;
+    first.partition(producer("x")).await;
+    second.partition(producer("y")).await;
+    first.gate(consumer("x")).await;
+    let (_, text) = second.refusal(RequestBody::CreatePartition(producer("z"))).await;
+    let holder = format!("largest holders: process {} (tester), exchange x and 1 more (", std::process::id());
+    assert!(text.contains(&holder), "{text}");
+    assert_eq!(text.matches("process ").count(), 1, "{text}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_message_is_said_in_one_short_line() {
+    let reason = detached(async |client| {
+        client.welcome().await;
+        let kind = "\\u001b\\n".repeat(5_000);
+        raw(client, format!(r#"{{"id":7,"body":{{"type":"{kind}"}}}}"#).as_bytes());
+    })
+    .await;
+    assert!(reason.starts_with("attach message is malformed: unknown variant"), "{reason}");
+    assert!(reason.len() < 300 && !reason.contains(char::is_control), "{reason:?}");
+}

@@ -316,3 +316,128 @@ async fn a_second_link_of_the_same_peer_replaces_the_first_and_loses_nothing() {
     assert!(!patiently("the end of the first link", catalog(&mut first)).await);
     assert_eq!(b.subsystem("peer/a").await.unwrap().state, Health::Ok);
 }
+
+/// How many nodes dial the hub.
+const SPOKES: usize = 200;
+
+/// What has become of the dialling of all of them.
+#[derive(Default)]
+struct Dialling {
+    up: std::cell::Cell<usize>,
+    failed: std::cell::Cell<usize>,
+}
+
+/// Node `number` as its hub sees it: it dials with the code that daemons dial with, and does no more with its link than
+/// to keep it.
+async fn spoke(number: usize, hub: SocketAddr, dialling: std::rc::Rc<Dialling>) {
+    use crate::link::handshake::Identity;
+    use crate::link::peer::{self, Dialled};
+
+    let identity = Identity {
+        node: name(&format!("n{number}")),
+        epoch: 1,
+        segment_bytes: 4096,
+        shards: 1,
+        listen_port: 1,
+        key: Arc::from([7; 32]),
+    };
+    let (_wanted, is_wanted) = tokio::sync::watch::channel(true);
+    let (events, mut outcomes) = mpsc::channel(1);
+    let keep =
+        peer::keep(peer_at("hub", hub), identity, LinkOptions::default(), is_wanted, events, |outcome| {
+            outcome
+        });
+    let serve = async {
+        while let Some(outcome) = outcomes.recv().await {
+            let Dialled::Up { stream, held, .. } = outcome else {
+                dialling.failed.set(dialling.failed.get() + 1);
+                continue;
+            };
+            dialling.up.set(dialling.up.get() + 1);
+            let (_outbox, due) = mpsc::channel(1);
+            let (events, mut heard) = mpsc::channel(1);
+            let run = peer::run(stream, Heartbeat::default(), due, &events, |message| message);
+            tokio::pin!(run);
+            loop {
+                tokio::select! {
+                    _ = &mut run => break,
+                    _ = heard.recv() => {}
+                }
+            }
+            dialling.up.set(dialling.up.get() - 1);
+            drop(held);
+        }
+    };
+    tokio::join!(keep, serve);
+}
+
+#[tokio::test]
+async fn two_hundred_peers_of_a_hub_that_was_restarted_wait_without_haste_and_all_come_back() {
+    let at_hub = free_port();
+    let on_hub = || NodeOptions { listen: at_hub, ..options("hub") };
+    let dialling = std::rc::Rc::new(Dialling::default());
+    let all_up = async || {
+        while dialling.up.get() < SPOKES {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let scenario = async {
+        let hub = TestNode::start(on_hub(), 1);
+        patiently("all links", all_up()).await;
+        hub.end.abort();
+        drop(hub);
+        while dialling.up.get() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Away for as long as it takes them to dial once a second at most.
+        let before = dialling.failed.get();
+        let began = tokio::time::Instant::now();
+        while dialling.failed.get() < before + 5 * SPOKES {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Five tries each, of which the last four wait 20 + 40 + 80 + 160 ms on average: no haste, whatever the machine.
+        assert!(began.elapsed() > Duration::from_millis(100), "{:?}", began.elapsed());
+        let hub = TestNode::start(on_hub(), 1);
+        patiently("all links again", all_up()).await;
+        let is_linked =
+            |subsystem: &Subsystem| subsystem.name.starts_with("peer/") && subsystem.state == Health::Ok;
+        while hub.status().await.subsystems.iter().filter(|subsystem| is_linked(subsystem)).count() < SPOKES {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let tasks = tokio::task::LocalSet::new();
+    for number in 0..SPOKES {
+        tasks.spawn_local(spoke(number, at_hub, std::rc::Rc::clone(&dialling)));
+    }
+    patiently("the hub's restart", tasks.run_until(scenario)).await;
+}
+
+/// The same 200 for a minute, by their waits alone.
+#[test]
+fn two_hundred_peers_that_lost_their_hub_at_once_do_not_dial_in_step() {
+    use crate::link::dial::Backoff;
+
+    let mut draws = 1_u64;
+    let mut tries: Vec<Duration> = Vec::new();
+    for _ in 0..SPOKES {
+        let (mut backoff, mut now) = (Backoff::default(), Duration::ZERO);
+        while now < Duration::from_secs(60) {
+            draws = draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            now += backoff.next_wait(draws >> 16);
+            tries.push(now);
+        }
+    }
+    let within = |from: u64, to: u64| {
+        let range = Duration::from_millis(from)..Duration::from_millis(to);
+        tries.iter().filter(|at| range.contains(at)).count()
+    };
+    // About two tries a second each: nobody hurries, nobody sleeps.
+    let per_second = within(10_000, 60_000) as f64 / 50.0 / SPOKES as f64;
+    assert!((1.5..2.5).contains(&per_second), "{per_second} tries a second");
+    // Of 400 tries a second 40 fall into a tenth of it; never half of all nodes at once.
+    let most = (20..600).map(|tenth| within(tenth * 100, tenth * 100 + 100)).max().unwrap();
+    assert!(most < SPOKES / 2, "{most} dial within a tenth of a second");
+    // Whenever the hub is back, all have dialled within the longest wait.
+    let last = (0..50_000).step_by(1000).map(|from| within(from, from + 2000)).min().unwrap();
+    assert!(last >= SPOKES, "{last} tries in two seconds");
+}

@@ -14,7 +14,24 @@ async fn a_drained_node_tells_everybody_and_ends() {
         assert!(matches!(shard.next().await, ToShard::Drain));
     }
     assert_eq!(a.subsystem("node").await.unwrap().state, Health::Degraded);
-    assert!(socket::connect(&a.attach_socket()).is_err(), "a client got in while draining");
+    let path = a.attach_socket();
+    // Whether it says Hello or not.
+    for says_hello in [false, true] {
+        let path = path.clone();
+        let late = tokio::task::spawn_blocking(move || {
+            let late = socket::connect(&path).expect("somebody answers");
+            if says_hello {
+                let hello = Request { id: 1, body: hello() };
+                let sent = socket::send_request(&late, &hello);
+                assert!(matches!(sent, Ok(()) | Err(AttachError::Closed)), "{sent:?}");
+            }
+            // "Reset" may come first, if the Hello was not read.
+            socket::receive_response(&late).or_else(|_| socket::receive_response(&late))
+        });
+        let (response, _) = patiently("the reason", late).await.unwrap().expect("a reason");
+        let reason = ResponseBody::Detached { text: "the daemon is stopping".to_owned() };
+        assert_eq!(response.body, reason, "a client got in while draining");
+    }
     a.to_node.send(ToNode::Drained { shard: 0 }).unwrap();
     assert_eq!(
         a.subsystem("node").await.unwrap().state,
