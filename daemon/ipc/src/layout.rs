@@ -23,7 +23,8 @@
 //! submit ring            → `Submission` entries; capacity: power of two >= 2 segments + 2 subpartitions + 64
 //! return ring            ← `Returned` entries;   capacity: power of two >= segments + 2
 //! failure           576  ← word 0: bytes of the text, then the text; valid once a `Failed` entry was taken
-//! subpartition cells     ← 64 each: credit, sent segments, acked bytes, consumed bytes, events done, 3 spare
+//! subpartition cells     ← 64 each: credit, sent segments, acked bytes, consumed bytes, events done,
+//!                          not 0 = its consumer is gone, 2 spare
 //! event slots            → 64 of 1 KiB, from the next page on
 //! ```
 //! **Gate** (kind 2)

@@ -3,19 +3,21 @@
 //! The order is: every number within its bounds, then the budget, then the memory. What the budget does not have is
 //! refused before a page is touched, and a region that cannot be made leaves nothing behind.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use weir_flow::exchange::{PARALLELISM_MAX, Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::limits::Limits;
-use weir_flow::pool::budget::{NodeBudget, ReservationId};
+use weir_flow::pool::budget::{NodeBudget, OverBudget, ReservationId};
 use weir_flow::pool::partition::PartitionPoolSpec;
 use weir_flow::pool::sizing::GateBuffers;
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::layout::{GateLayout, PartitionLayout, SEGMENTS_MAX};
 use weir_ipc::partition_port::PartitionEndpoint;
 
+use super::descriptors;
 use crate::memory::{Backing, HugepageMode, ReceiveRegion, RegionError, SendRegion, planned_bytes};
 
 /// Segments of one partition or gate, each number `None` where the node's default holds.
@@ -127,6 +129,18 @@ pub fn check_index(side: &str, found: u32, parallelism: u32) -> Result<(), Failu
     Err(Failure::new(FailureCode::IndexOutOfRange, text))
 }
 
+/// Checks what a partition is to do when a consumer dies.
+///
+/// # Errors
+/// It is to go on without it, and its consumers do not stand in for each other.
+pub fn check_consumer_death(strategy: Strategy, continue_without: bool) -> Result<(), Failure> {
+    if !continue_without || strategy == Strategy::Rebalance {
+        return Ok(());
+    }
+    let text = format!("continue_without with strategy {strategy}; needed: {}", Strategy::Rebalance);
+    Err(Failure::new(FailureCode::Mismatch, text))
+}
+
 /// Where the memory of partitions and gates comes from.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryPlan {
@@ -168,6 +182,21 @@ pub struct MadeGate {
     pub backing: Backing,
 }
 
+/// Why the memory of a partition or gate was not made.
+#[derive(Debug)]
+pub enum Unmade {
+    /// The budget does not have it. Holders are named as they were when it was reserved.
+    OverBudget(OverBudget),
+    /// Anything else.
+    Failed(Failure),
+}
+
+impl From<Failure> for Unmade {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 /// Makes the memory of a partition. `holder` is whom a later refusal for lack of budget names.
 ///
 /// # Errors
@@ -178,7 +207,7 @@ pub fn partition(
     subpartitions: u32,
     budget: &mut NodeBudget,
     holder: &str,
-) -> Result<MadePartition, Failure> {
+) -> Result<MadePartition, Unmade> {
     let Pools { exclusive, floating, retention, overdraft, .. } = *pools;
     let wanted = PartitionPoolSpec::sized(subpartitions, exclusive, floating, retention, overdraft).segments;
     check_segments(wanted)?;
@@ -188,7 +217,7 @@ pub fn partition(
         Ok((made, bytes))
     })?;
     let backing = region.backing();
-    match PartitionEndpoint::create(&PartitionLayout { segments, subpartitions }) {
+    match checked(PartitionEndpoint::create(&PartitionLayout { segments, subpartitions })) {
         Ok((endpoint, rings)) => Ok(MadePartition {
             endpoint,
             region,
@@ -197,9 +226,9 @@ pub fn partition(
             reservation,
             backing,
         }),
-        Err(error) => {
+        Err(failure) => {
             budget.release(reservation);
-            Err(no_rings(&error))
+            Err(failure.into())
         }
     }
 }
@@ -214,7 +243,7 @@ pub fn gate(
     channels: u32,
     budget: &mut NodeBudget,
     holder: &str,
-) -> Result<MadeGate, Failure> {
+) -> Result<MadeGate, Unmade> {
     let wanted = GateBuffers::of(channels, pools.exclusive, pools.floating).total;
     check_segments(wanted)?;
     let ((region, region_file, segments), reservation) = charged(plan, wanted, budget, holder, || {
@@ -223,7 +252,7 @@ pub fn gate(
         Ok((made, bytes))
     })?;
     let backing = region.backing();
-    match GateEndpoint::create(&GateLayout { segments, channels }) {
+    match checked(GateEndpoint::create(&GateLayout { segments, channels })) {
         Ok((endpoint, rings)) => Ok(MadeGate {
             endpoint,
             region,
@@ -232,9 +261,9 @@ pub fn gate(
             reservation,
             backing,
         }),
-        Err(error) => {
+        Err(failure) => {
             budget.release(reservation);
-            Err(no_rings(&error))
+            Err(failure.into())
         }
     }
 }
@@ -246,27 +275,25 @@ fn charged<T>(
     budget: &mut NodeBudget,
     holder: &str,
     make: impl FnOnce() -> Result<(T, u64), RegionError>,
-) -> Result<(T, ReservationId), Failure> {
+) -> Result<(T, ReservationId), Unmade> {
     let most =
         planned_bytes(segments, plan.segment_bytes, plan.hugepages).map_err(|error| no_region(&error))?;
     // With `auto` a region that does not fit as hugepages may still fit as ordinary pages, which round up less; but
     // then the budget is all but full, and saying so is more use than a region of the other kind.
-    let reservation = budget
-        .reserve(holder.to_owned(), most)
-        .map_err(|over| Failure::new(FailureCode::OverBudget, over.to_string()))?;
+    let reservation = budget.reserve(holder.to_owned(), most).map_err(Unmade::OverBudget)?;
     match make() {
         Ok((made, bytes)) if bytes < most => {
             budget.release(reservation);
             // Less than what was just released, so it fits.
             match budget.reserve(holder.to_owned(), bytes) {
                 Ok(reservation) => Ok((made, reservation)),
-                Err(over) => Err(Failure::new(FailureCode::OverBudget, over.to_string())),
+                Err(over) => Err(Unmade::OverBudget(over)),
             }
         }
         Ok((made, _)) => Ok((made, reservation)),
         Err(error) => {
             budget.release(reservation);
-            Err(no_region(&error))
+            Err(no_region(&error).into())
         }
     }
 }
@@ -291,6 +318,13 @@ fn no_region(error: &RegionError) -> Failure {
     Failure::new(FailureCode::OverBudget, error.to_string())
 }
 
-fn no_rings(error: &std::io::Error) -> Failure {
-    Failure::new(FailureCode::OverBudget, format!("cannot make shared memory for rings: {error}"))
+/// Rings that were made, unless that took one of the last descriptors.
+fn checked<T>(made: io::Result<(T, OwnedFd)>) -> Result<(T, OwnedFd), Failure> {
+    let (endpoint, rings) = made.map_err(|error| {
+        Failure::new(FailureCode::OverBudget, format!("cannot make shared memory for rings: {error}"))
+    })?;
+    match descriptors::scarce(&rings) {
+        Some(scarce) => Err(Failure::new(FailureCode::OverBudget, scarce.to_string())),
+        None => Ok((endpoint, rings)),
+    }
 }

@@ -1,14 +1,18 @@
-//! Accepting clients, and who they are.
+//! Accepting clients, and who they are. One for whom there is no descriptor is told so.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
+use weir_ipc::attach::message::{Response, ResponseBody};
+use weir_ipc::attach::socket::send_response;
 
+use super::descriptors;
 use super::readiness::registered;
 
 /// How long accepting rests after the kernel refused it (no file descriptors left, for instance).
@@ -39,6 +43,8 @@ pub struct Connected {
 #[derive(Debug)]
 pub struct AttachListener {
     socket: AsyncFd<OwnedFd>,
+    /// Given up for a client that can be accepted by no other means than to be told that it cannot stay.
+    spare: Option<OwnedFd>,
 }
 
 impl AttachListener {
@@ -47,11 +53,11 @@ impl AttachListener {
     /// # Errors
     /// When there is no tokio runtime with I/O.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self { socket: registered(socket)? })
+        Ok(Self { socket: registered(socket)?, spare: spare() })
     }
 
     /// The next client.
-    pub async fn next(&self) -> Connected {
+    pub async fn next(&mut self) -> Connected {
         loop {
             let accepted = match self.socket.readable().await {
                 Ok(mut guard) => match guard.try_io(accept) {
@@ -60,15 +66,56 @@ impl AttachListener {
                 },
                 Err(error) => Err(error),
             };
-            match accepted.and_then(identify) {
-                Ok(connected) => return connected,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a client");
-                    tokio::time::sleep(ACCEPT_REST).await;
-                }
+            let error = match accepted {
+                Ok(socket) => match descriptors::scarce(&socket) {
+                    Some(scarce) => {
+                        refuse(&socket, &scarce.to_string());
+                        continue;
+                    }
+                    None => match identify(socket) {
+                        Ok(connected) => return connected,
+                        Err(error) => error,
+                    },
+                },
+                Err(error) => error,
+            };
+            tracing::warn!(%error, "cannot accept a client");
+            let has_descriptors = !matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
+            if has_descriptors || !self.refuse_next(&error) {
+                tokio::time::sleep(ACCEPT_REST).await;
             }
         }
     }
+
+    /// Refuses a client for whom there is no descriptor but the spare one. Whether there was one.
+    fn refuse_next(&mut self, error: &io::Error) -> bool {
+        let Some(given_up) = self.spare.take() else {
+            self.spare = spare();
+            return false;
+        };
+        drop(given_up);
+        let accepted = accept(&self.socket);
+        if let Ok(socket) = &accepted {
+            let text =
+                format!("cannot accept a client: {error}; needed: a file descriptor; end some clients");
+            refuse(socket, &text);
+        }
+        let was_accepted = accepted.is_ok();
+        drop(accepted);
+        self.spare = spare();
+        was_accepted
+    }
+}
+
+fn spare() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+/// Says why a client cannot stay. One that does not hear it sees the end of its socket.
+fn refuse(socket: &OwnedFd, text: &str) {
+    tracing::warn!(text, "a client was refused");
+    let body = ResponseBody::Detached { text: text.to_owned() };
+    let _ = send_response(socket, &Response { id: 0, body }, &[]);
 }
 
 fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
@@ -104,12 +151,32 @@ mod tests {
     async fn a_client_is_known_by_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::lock(dir.path()).unwrap();
-        let listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
+        let mut listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
         let client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         rustix::net::connect(&client, &SocketAddrUnix::new(dir.path().join(ATTACH_SOCKET)).unwrap()).unwrap();
         let connected = listener.next().await;
         let uid = rustix::process::getuid().as_raw();
         assert_eq!(connected.credentials, Credentials { pid: Some(std::process::id()), uid });
         assert!(connected.pidfd.is_some());
+    }
+
+    #[tokio::test]
+    async fn the_spare_descriptor_lets_one_more_be_told_and_is_there_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::lock(dir.path()).unwrap();
+        let mut listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
+        let path = dir.path().join(ATTACH_SOCKET);
+        for _ in 0..2 {
+            let client = weir_ipc::attach::socket::connect(&path).unwrap();
+            assert!(listener.refuse_next(&Errno::MFILE.into()));
+            let (Response { body, .. }, _) = weir_ipc::attach::socket::receive_response(&client).unwrap();
+            let ResponseBody::Detached { text } = body else { panic!("{body:?}") };
+            assert!(text.contains("needed: a file descriptor"), "{text}");
+        }
+        assert!(!listener.refuse_next(&Errno::MFILE.into()), "nobody waits");
+        listener.spare = None;
+        let _client = weir_ipc::attach::socket::connect(&path).unwrap();
+        assert!(!listener.refuse_next(&Errno::MFILE.into()), "there is no spare one");
+        assert!(listener.refuse_next(&Errno::MFILE.into()), "it was opened again");
     }
 }

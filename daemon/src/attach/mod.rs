@@ -7,10 +7,13 @@
 //!
 //! A client is trusted with nothing. A message that cannot be understood, descriptors that nobody asked for, more
 //! rings or tasks than there may be: the client is detached with a reason that names the field, and no other client
-//! notices.
+//! notices. It may take neither the last file descriptor ([`descriptors`]) nor memory that it has already let go of
+//! ([`region_watch`]).
 
 pub mod create;
+pub mod descriptors;
 pub mod listener;
 mod readiness;
+pub mod region_watch;
 pub mod run_dir;
 pub mod session;

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -167,6 +168,9 @@ async fn send(socket: &AsyncFd<OwnedFd>, answer: &Option<Answer>) -> Result<(), 
         let mut guard = socket.writable().await.map_err(|_| AttachError::Closed)?;
         match send_response(guard.get_inner(), response, &descriptors) {
             Err(AttachError::WouldBlock) => guard.clear_ready(),
+            // Clients that do not read their answers have as many descriptors under way as the kernel allows the
+            // daemon. That is not this client's fault: it waits.
+            Err(AttachError::Os { errno: Errno::TOOMANYREFS, .. }) => tokio::time::sleep(LOOK_INTERVAL).await,
             sent => return sent,
         }
     }

@@ -1,10 +1,13 @@
 //! Accepting connections on the control socket. A client that is slow, silent or wrong costs one of a few places for
 //! a few seconds and nothing else.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::Request;
@@ -13,7 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::routes;
 use super::snapshot::SnapshotSource;
@@ -21,7 +24,8 @@ use super::snapshot::SnapshotSource;
 /// Longest time that the daemon takes to make one answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections at a time; more wait in the listener's queue.
+/// Most connections at a time. When there are as many, the oldest that has not asked yet is closed; if all have asked,
+/// more wait in the listener's queue until one is answered.
 const CONNECTIONS_MAX: usize = 32;
 
 /// Longest life of a connection: it carries one request.
@@ -68,11 +72,18 @@ impl ControlServer {
     /// Answers requests until dropped.
     pub async fn serve<S: SnapshotSource>(self, source: S) {
         let mut connections = JoinSet::new();
+        let mut silent = Silent::default();
         loop {
+            while connections.try_join_next().is_some() {}
+            let has_room = silent.make_room(connections.len());
             tokio::select! {
-                accepted = self.listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
+                accepted = self.listener.accept(), if has_room => match accepted {
                     Ok((stream, _)) => {
-                        connections.spawn(serve_connection(stream, source.clone()));
+                        let has_asked = Arc::new(AtomicBool::new(false));
+                        let serving = serve_connection(stream, source.clone(), Arc::clone(&has_asked));
+                        silent.push(connections.spawn(serving), has_asked);
+                        // Its turn to read: who asks at once is never the oldest that has not.
+                        tokio::task::yield_now().await;
                     }
                     Err(e) => {
                         tracing::warn!(error = %e, path = %self.path.display(), "control connection not accepted");
@@ -85,8 +96,36 @@ impl ControlServer {
     }
 }
 
-async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S) {
+/// Connections that had not asked when last looked at, the oldest first.
+#[derive(Default)]
+struct Silent {
+    connections: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
+}
+
+impl Silent {
+    fn push(&mut self, connection: AbortHandle, has_asked: Arc<AtomicBool>) {
+        self.connections.push_back((connection, has_asked));
+    }
+
+    /// Whether there is room for one more connection beside `open` ones. If there is none, the oldest that has not
+    /// asked is closed, which makes room as soon as it has ended.
+    fn make_room(&mut self, open: usize) -> bool {
+        self.connections.retain(|(connection, has_asked)| {
+            !connection.is_finished() && !has_asked.load(Ordering::Relaxed)
+        });
+        if open < CONNECTIONS_MAX {
+            return true;
+        }
+        if let Some((oldest, _)) = self.connections.pop_front() {
+            oldest.abort();
+        }
+        false
+    }
+}
+
+async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, has_asked: Arc<AtomicBool>) {
     let service = service_fn(move |request: Request<Incoming>| {
+        has_asked.store(true, Ordering::Relaxed);
         let source = source.clone();
         async move { Ok::<_, Infallible>(routes::answer(request.method(), request.uri().path(), &source).await) }
     });
@@ -126,6 +165,7 @@ mod tests {
                 uptime_seconds: 2,
                 listen: "127.0.0.1:7070".into(),
                 memory: MemoryReport::default(),
+                links: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }
@@ -200,6 +240,23 @@ mod tests {
             assert!(nonsense.starts_with("HTTP/1.1 400"), "{nonsense}");
             let _silent = std::os::unix::net::UnixStream::connect(run_dir.join(CONTROL_SOCKET)).unwrap();
             client::get::<StatusReport>(run_dir, "/v1/status").unwrap();
+        });
+    }
+
+    #[test]
+    fn whoever_asks_is_answered_beside_any_number_who_do_not() {
+        with_server(|run_dir| {
+            let connect = || std::os::unix::net::UnixStream::connect(run_dir.join(CONTROL_SOCKET)).unwrap();
+            let silent: Vec<_> = (0..4 * CONNECTIONS_MAX).map(|_| connect()).collect();
+            // The client gives up long before all of those would be closed for their silence.
+            client::get::<StatusReport>(run_dir, "/v1/status").unwrap();
+            // The oldest were closed for the others; the last are still there.
+            let is_open = |stream: &std::os::unix::net::UnixStream| {
+                stream.set_nonblocking(true).unwrap();
+                let mut stream = stream;
+                stream.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            };
+            assert!(!is_open(&silent[0]) && is_open(silent.last().unwrap()));
         });
     }
 

@@ -64,6 +64,9 @@ pub struct CreatePartition {
     pub strategy: String,
     /// Whether records carry a checksum.
     pub checksum: bool,
+    /// Whether the partition goes on without a consumer that dies, instead of failing; `rebalance` only.
+    #[serde(default)]
+    pub continue_without: bool,
     /// Sizes that differ from the daemon's configuration.
     #[serde(default)]
     pub options: PartitionOptions,

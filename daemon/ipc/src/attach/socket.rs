@@ -20,6 +20,9 @@ use serde::de::DeserializeOwned;
 use super::message::{Request, Response};
 use super::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
 
+/// Most characters of what is wrong with a message.
+const MALFORMED_CHARS_MAX: usize = 200;
+
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -211,11 +214,14 @@ fn receive<T: DeserializeOwned>(
     control: &mut RecvAncillaryBuffer<'_>,
 ) -> Result<T, AttachError> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    let mut was_reset = false;
     let received = loop {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         match rustix::net::recvmsg(connection, &mut parts, control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
+            // The other side left with something unread. That is reported before what it had said, and once.
+            Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             Err(errno) => return Err(AttachError::os("recvmsg")(errno)),
         }
     };
@@ -227,10 +233,19 @@ fn receive<T: DeserializeOwned>(
     }
     match bytes.get(..received.bytes) {
         None | Some([]) => Err(AttachError::Closed),
-        Some(bytes) => {
-            serde_json::from_slice(bytes).map_err(|error| AttachError::Malformed(error.to_string()))
-        }
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|error| AttachError::Malformed(shown(&error))),
     }
+}
+
+/// What is wrong with a message, in one short line: it may quote the message.
+fn shown(error: &serde_json::Error) -> String {
+    let text: String = error
+        .to_string()
+        .chars()
+        .take(MALFORMED_CHARS_MAX)
+        .map(|character| if character.is_control() { '?' } else { character })
+        .collect();
+    text
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ fn partition() -> CreatePartition {
         consumers: 4,
         strategy: "hash".into(),
         checksum: false,
+        continue_without: true,
         options: Default::default(),
     }
 }
@@ -96,7 +97,7 @@ fn messages_look_like_this() {
         (RequestBody::CreateTask { name: "map".into() }, r#"{"type":"create_task","name":"map"}"#),
         (
             RequestBody::CreatePartition(partition()),
-            r#"{"type":"create_partition","task":3,"exchange":"words","producer":1,"producers":2,"consumers":4,"strategy":"hash","checksum":false,"options":{"exclusive":null,"floating":null,"quota":null,"overdraft":null,"retention":null}}"#,
+            r#"{"type":"create_partition","task":3,"exchange":"words","producer":1,"producers":2,"consumers":4,"strategy":"hash","checksum":false,"continue_without":true,"options":{"exclusive":null,"floating":null,"quota":null,"overdraft":null,"retention":null}}"#,
         ),
         (
             RequestBody::CreateGate(gate()),
@@ -262,4 +263,27 @@ fn a_client_finds_the_daemon_by_its_path() {
     let stale = connect(&path).unwrap_err();
     assert_eq!(stale, AttachError::Os { call: "connect", errno: Errno::CONNREFUSED });
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn what_was_said_before_the_other_side_left_is_heard_although_it_left_something_unread() {
+    let (daemon, client) = pair();
+    send_request(&client, &hello()).unwrap();
+    let body = ResponseBody::Detached { text: "no room".into() };
+    send_response(&daemon, &Response { id: 0, body: body.clone() }, &[]).unwrap();
+    drop(daemon);
+    let (response, _) = receive_response(&client).unwrap();
+    assert_eq!(response.body, body);
+    assert_eq!(receive_response(&client).unwrap_err(), AttachError::Closed);
+}
+
+#[test]
+fn what_is_wrong_with_a_message_is_one_short_line_whatever_it_quotes() {
+    let (daemon, client) = pair();
+    let text = format!(r#"{{"id":1,"body":{{"type":"{}"}}}}"#, "\\u001b[2J\\n".repeat(4_000));
+    rustix::net::send(&client, text.as_bytes(), SendFlags::NOSIGNAL).unwrap();
+    let error = receive_request(&daemon).unwrap_err();
+    let AttachError::Malformed(text) = error else { panic!("{error}") };
+    assert!(text.starts_with("unknown variant") && text.chars().count() <= 200, "{text}");
+    assert!(!text.contains(char::is_control), "{text:?}");
 }
