@@ -4,6 +4,7 @@
 //! does not build.
 
 mod ci;
+mod fuzz;
 mod hugepages;
 mod process;
 mod setup;
@@ -34,6 +35,8 @@ enum Verb {
     Tidy,
     /// Replay one simulated run, or many
     Sim(sim::Arguments),
+    /// Look for inputs that break a rule: all fuzz targets, or one
+    Fuzz(fuzz::Arguments),
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work
     #[command(disable_help_flag = true)]
     Demo(PassedOn),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Verb::Ci => ci::run(),
         Verb::Tidy => tidy::run(),
         Verb::Sim(arguments) => sim::run(&arguments),
+        Verb::Fuzz(arguments) => fuzz::run(&arguments),
         Verb::Demo(arguments) => measure("weir-demo", &arguments.rest),
         Verb::Bench(arguments) => measure("weir-bench", &arguments.rest),
     };

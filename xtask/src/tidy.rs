@@ -109,20 +109,35 @@ fn check_edges(root: &Path, name: &str, manifest: &str, findings: &mut Vec<Strin
     }
 }
 
-/// Each test that docs/testing.md names, as `` `file`: `name` ``, must be there.
+/// Pages that name tests.
+const PAGES_WITH_TESTS: &[&str] = &["docs/testing.md", "docs/operations.md"];
+
+/// Where the tests are that they name.
+const TEST_DIRECTORIES: &[&str] =
+    &["daemon/flow/tests", "daemon/sim/tests", "daemon/src", "daemon/tests", "client/tests/loopback"];
+
+/// Each test that a page names, as `` `file.rs`: `name` ``, must be there.
 fn check_named_tests(root: &Path, findings: &mut Vec<String>) {
-    let page = fs::read_to_string(root.join("docs/testing.md")).unwrap_or_default();
-    for (number, line) in (1..).zip(page.lines()) {
-        let Some((file, rest)) = line.split_once(".rs`: `") else { continue };
-        let file = file.rsplit('`').next().unwrap_or_default();
-        let test = rest.split('`').next().unwrap_or_default();
-        let mut places = ["daemon/flow/tests", "daemon/src"]
-            .iter()
-            .map(|place| root.join(place).join(format!("{file}.rs")));
-        let is_there = places
-            .any(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("fn {test}("))));
-        if !is_there {
-            findings.push(format!("docs/testing.md:{number}: there is no test {test} in {file}.rs"));
+    for page in PAGES_WITH_TESTS {
+        let text = fs::read_to_string(root.join(page)).unwrap_or_default();
+        for (number, line) in (1..).zip(text.lines()) {
+            for (file, test) in named_tests(line) {
+                let mut places =
+                    TEST_DIRECTORIES.iter().map(|place| root.join(place).join(format!("{file}.rs")));
+                let declared = format!("fn {test}(");
+                if !places.any(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&declared))) {
+                    findings.push(format!("{page}:{number}: there is no test {test} in {file}.rs"));
+                }
+            }
         }
     }
+}
+
+/// Every `` `file.rs`: `name` `` of a line.
+fn named_tests(line: &str) -> Vec<(&str, &str)> {
+    let pieces: Vec<&str> = line.split(".rs`: `").collect();
+    pieces
+        .windows(2)
+        .filter_map(|pair| Some((pair[0].rsplit('`').next()?, pair[1].split('`').next()?)))
+        .collect()
 }

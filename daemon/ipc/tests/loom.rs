@@ -4,13 +4,24 @@
 //! A sleep is a wait on a notice that a wake-up leaves, as with the eventfd and the pipe: given before the sleep, it
 //! ends it at once. A wake-up that is lost leaves a thread asleep for ever, which loom reports as a deadlock.
 //!
+//! What must fail does, too: a side that leaves out its second look, or the order of the mailbox turned round, is a
+//! deadlock that the same model finds ([`expect_deadlock`]).
+//!
+//! The mailbox of a shard (`daemon/src/shard/mailbox.rs`) cannot be built for loom, which tokio and io_uring are not made
+//! for. What is modelled is its protocol: the queue of the standard library taken as one that works, an eventfd, the
+//! completions of a poll, and the turns of `daemon/src/shard/run.rs`.
+//!
 //! What loom cannot show: that a load takes effect after a store that follows it in the program. So the Release and
 //! Acquire of a ring's head, which keep the copying of an entry before the reuse of its place, are not proven here;
 //! that the head is stored after the copy is.
 
 #![cfg(loom)]
 
-use loom::sync::{Arc, Notify};
+use std::collections::VecDeque;
+use std::env;
+use std::process::Command;
+
+use loom::sync::{Arc, Condvar, Mutex, Notify};
 use loom::thread;
 use weir_ipc::ring::{self, Consumer, Entry, Producer};
 use weir_ipc::signal;
@@ -25,6 +36,19 @@ fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(run);
+}
+
+/// Expects that `run`, which breaks a rule, ends in a deadlock. A deadlocked model cannot be unwound, so it runs in a
+/// process of its own: this test, once more.
+fn expect_deadlock(test: &str, run: impl FnOnce()) {
+    const CHILD: &str = "WEIR_DEADLOCKED_MODEL";
+    if env::var_os(CHILD).is_some() {
+        return run();
+    }
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args([test, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("deadlock"), "no deadlock is found: {text}");
 }
 
 fn push(producer: &mut Producer, number: u64) {
@@ -206,5 +230,254 @@ fn no_snapshot_is_torn() {
             assert!(written.contains(&parts), "{parts:?}");
         }
         writer.join().unwrap();
+    });
+}
+
+/// A client that goes to sleep without its second look sleeps for ever.
+#[test]
+fn a_client_without_a_second_look_is_found() {
+    expect_deadlock("a_client_without_a_second_look_is_found", || {
+        model(2, || {
+            let (mut producer, mut consumer) = ring::private(2).unwrap();
+            let (mut waiter, mut waker) = signal::private_wait().unwrap();
+            let pipe = Arc::new(Notify::new());
+            let write_end = Arc::clone(&pipe);
+            let daemon = thread::spawn(move || {
+                assert!(producer.push(entry(1)).unwrap());
+                producer.publish();
+                if waker.take() {
+                    write_end.notify();
+                }
+            });
+            while consumer.pop().unwrap().is_none() {
+                waiter.announce();
+                pipe.wait();
+                waiter.cancel();
+            }
+            daemon.join().unwrap();
+        });
+    });
+}
+
+/// A daemon that sleeps although a ring is dirty sleeps for ever.
+#[test]
+fn a_daemon_without_a_second_look_is_found() {
+    expect_deadlock("a_daemon_without_a_second_look_is_found", || {
+        model(2, || {
+            let (mut producer, mut consumer) = ring::private(2).unwrap();
+            let (marker, mut watcher) = signal::private_dirty(1).unwrap();
+            let doorbell = Arc::new(Notify::new());
+            let client_doorbell = Arc::clone(&doorbell);
+            let client = thread::spawn(move || submit(&mut producer, &marker, 0, 1, &client_doorbell));
+            let mut dirty = Vec::new();
+            while consumer.pop().unwrap().is_none() {
+                watcher.take(&mut dirty);
+                if dirty.is_empty() {
+                    let _is_dirty = watcher.park();
+                    doorbell.wait();
+                    watcher.unpark();
+                }
+            }
+            client.join().unwrap();
+        });
+    });
+}
+
+/// What a shard sleeps on: eventfds that are polled. A write is an edge; the completion is there only while the count
+/// is not 0, for a poll looks again before it completes.
+struct Eventfds {
+    state: Mutex<[Eventfd; 2]>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Eventfd {
+    count: u64,
+    is_edge: bool,
+}
+
+impl Eventfds {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new([Eventfd::default(); 2]), changed: Condvar::new() })
+    }
+
+    fn write(&self, index: usize) {
+        let mut state = self.state.lock().unwrap();
+        state[index].count += 1;
+        state[index].is_edge = true;
+        self.changed.notify_one();
+    }
+
+    fn read(&self, index: usize) {
+        self.state.lock().unwrap()[index].count = 0;
+    }
+
+    /// The completions there are; waits for one if `wait`.
+    fn park(&self, wait: bool) -> [bool; 2] {
+        let mut state = self.state.lock().unwrap();
+        loop {
+            let mut completions = [false; 2];
+            for (eventfd, completion) in state.iter_mut().zip(&mut completions) {
+                *completion = std::mem::take(&mut eventfd.is_edge) && eventfd.count > 0;
+            }
+            if !wait || completions != [false; 2] {
+                return completions;
+            }
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+}
+
+const MAILBOX: usize = 0;
+const DOORBELL: usize = 1;
+
+type Queue = Arc<Mutex<VecDeque<u64>>>;
+
+fn next_mail(queue: &Queue) -> Option<u64> {
+    queue.lock().unwrap().pop_front()
+}
+
+/// Turns of a shard until `wanted` messages came. One message a turn, so that some stay for the next. After the doorbell
+/// was hushed another turn must come before the sleep; `is_hasty` leaves that out.
+fn take_mail(queue: &Queue, eventfds: &Eventfds, wanted: usize, is_hasty: bool) -> Vec<u64> {
+    let mut found = Vec::new();
+    let mut completions = [false; 2];
+    loop {
+        let mail = next_mail(queue);
+        let mut is_busy = mail.is_some();
+        found.extend(mail);
+        if found.len() == wanted {
+            return found;
+        }
+        if completions[MAILBOX] {
+            eventfds.read(MAILBOX);
+            is_busy |= !is_hasty;
+        }
+        completions = eventfds.park(!is_busy);
+    }
+}
+
+fn mailbox(is_hasty: bool, rings_first: bool) {
+    model(3, move || {
+        let (queue, eventfds) = (Queue::default(), Eventfds::new());
+        let (sender_queue, sender_eventfds) = (Arc::clone(&queue), Arc::clone(&eventfds));
+        let control_thread = thread::spawn(move || {
+            for number in 1..=2 {
+                if rings_first {
+                    sender_eventfds.write(MAILBOX);
+                }
+                sender_queue.lock().unwrap().push_back(number);
+                if !rings_first {
+                    sender_eventfds.write(MAILBOX);
+                }
+            }
+        });
+        assert_eq!(take_mail(&queue, &eventfds, 2, is_hasty), [1, 2]);
+        control_thread.join().unwrap();
+    });
+}
+
+/// A shard never sleeps through a message: it is put in before the doorbell rings, and after the doorbell was hushed
+/// the shard looks once more.
+#[test]
+fn mail_wakes_a_shard() {
+    mailbox(false, false);
+}
+
+#[test]
+fn a_shard_that_hushes_and_sleeps_is_found() {
+    expect_deadlock("a_shard_that_hushes_and_sleeps_is_found", || mailbox(true, false));
+}
+
+#[test]
+fn a_sender_that_rings_first_is_found() {
+    expect_deadlock("a_sender_that_rings_first_is_found", || mailbox(false, true));
+}
+
+/// A shard asleep is woken by either of the two that it sleeps on: mail, and a client of its own. The client's eventfd is
+/// never read.
+#[test]
+fn mail_and_clients_wake_the_same_shard() {
+    model(2, || {
+        let (queue, eventfds) = (Queue::default(), Eventfds::new());
+        let (mut producer, mut consumer) = ring::private(1).unwrap();
+        let (marker, mut watcher) = signal::private_dirty(1).unwrap();
+        let (sender_queue, sender_eventfds) = (Arc::clone(&queue), Arc::clone(&eventfds));
+        let control_thread = thread::spawn(move || {
+            sender_queue.lock().unwrap().push_back(1);
+            sender_eventfds.write(MAILBOX);
+        });
+        let client_eventfds = Arc::clone(&eventfds);
+        let client = thread::spawn(move || {
+            assert!(producer.push(entry(2)).unwrap());
+            producer.publish();
+            if marker.mark(0) {
+                client_eventfds.write(DOORBELL);
+            }
+        });
+        let (mut found, mut dirty, mut completions) = (0, Vec::new(), [false; 2]);
+        loop {
+            let mut is_busy = next_mail(&queue).is_some();
+            found += u64::from(is_busy);
+            if completions[MAILBOX] {
+                eventfds.read(MAILBOX);
+                is_busy = true;
+            }
+            watcher.take(&mut dirty);
+            for _ in dirty.drain(..) {
+                while consumer.pop().unwrap().is_some() {
+                    (found, is_busy) = (found + 1, true);
+                }
+            }
+            if found == 2 {
+                break;
+            }
+            let is_dirty = !is_busy && watcher.park();
+            completions = eventfds.park(!is_busy && !is_dirty);
+            watcher.unpark();
+        }
+        control_thread.join().unwrap();
+        client.join().unwrap();
+    });
+}
+
+/// A shard sleeps for all its sessions at once: it tells each client, then looks at each once more.
+#[test]
+fn a_shard_sleeps_for_all_its_sessions() {
+    model(2, || {
+        let eventfds = Eventfds::new();
+        let (mut watchers, mut consumers, mut clients) = (Vec::new(), Vec::new(), Vec::new());
+        for session in 0..2 {
+            let (mut producer, consumer) = ring::private(1).unwrap();
+            let (marker, watcher) = signal::private_dirty(1).unwrap();
+            watchers.push(watcher);
+            consumers.push(consumer);
+            let eventfds = Arc::clone(&eventfds);
+            clients.push(thread::spawn(move || {
+                assert!(producer.push(entry(session as u64)).unwrap());
+                producer.publish();
+                if marker.mark(0) {
+                    eventfds.write(session);
+                }
+            }));
+        }
+        let (mut found, mut dirty) = (Vec::new(), Vec::new());
+        while found.len() < 2 {
+            for (watcher, consumer) in watchers.iter_mut().zip(&mut consumers) {
+                watcher.take(&mut dirty);
+                if dirty.drain(..).next().is_some() {
+                    found.extend(consumer.pop().unwrap().map(|[number, ..]| number));
+                }
+            }
+            if found.len() == 2 {
+                break;
+            }
+            let is_dirty = watchers.iter_mut().fold(false, |is_dirty, watcher| watcher.park() | is_dirty);
+            eventfds.park(!is_dirty);
+            watchers.iter_mut().for_each(signal::Watcher::unpark);
+        }
+        for client in clients {
+            client.join().unwrap();
+        }
     });
 }

@@ -1,0 +1,4 @@
+//! libFuzzer around the driver of the same name.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weir_fuzz_drivers::wire_decode::DRIVER.fuzz(bytes));
