@@ -3,12 +3,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{blast, pipeline};
+use crate::{blast, pipeline, probe};
 
 /// What a process is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +26,10 @@ pub enum Role {
     Producer(pipeline::ProducerOptions),
     /// Read records through Weir.
     Consumer(pipeline::ConsumerOptions),
+    /// Send messages that carry the time.
+    ProbeSender(probe::SenderOptions),
+    /// Read them and say how long they were on their way.
+    ProbeReceiver(probe::ReceiverOptions),
 }
 
 /// What a process has moved so far, in one slot per worker.
@@ -37,6 +41,9 @@ pub struct Counts {
     pub records: Vec<u64>,
     /// Sum over the payload, so that no reader can be optimised away.
     pub checksum: u64,
+    /// Times that were noted since the report before, in nanoseconds: how long messages were on their way, or the
+    /// longest pause of each worker.
+    pub times_ns: Vec<u64>,
 }
 
 impl Counts {
@@ -62,6 +69,8 @@ pub struct Counter {
     pub records: AtomicU64,
     /// Sum over the payload.
     pub checksum: AtomicU64,
+    /// Longest time between two records since the last report, in nanoseconds, if the worker watches it.
+    pub pause_ns: AtomicU64,
     /// Set while this worker is to stand still.
     pub stopped: AtomicBool,
 }
@@ -73,6 +82,7 @@ pub struct Board {
     pub counters: Vec<Counter>,
     /// Set when the workers are to finish.
     pub ending: AtomicBool,
+    times_ns: Mutex<Vec<u64>>,
 }
 
 impl Board {
@@ -82,6 +92,7 @@ impl Board {
         Arc::new(Self {
             counters: (0..workers).map(|_| Counter::default()).collect(),
             ending: AtomicBool::new(false),
+            times_ns: Mutex::default(),
         })
     }
 
@@ -91,7 +102,15 @@ impl Board {
         self.ending.load(Ordering::Relaxed)
     }
 
+    /// Notes a time for the next report.
+    pub fn note_time(&self, nanoseconds: u64) {
+        self.times_ns.lock().unwrap_or_else(PoisonError::into_inner).push(nanoseconds);
+    }
+
     fn counts(&self) -> Counts {
+        let mut times_ns = std::mem::take(&mut *self.times_ns.lock().unwrap_or_else(PoisonError::into_inner));
+        let pauses = self.counters.iter().map(|counter| counter.pause_ns.swap(0, Ordering::Relaxed));
+        times_ns.extend(pauses.filter(|pause| *pause > 0));
         let read = |field: fn(&Counter) -> &AtomicU64| {
             self.counters.iter().map(|counter| field(counter).load(Ordering::Relaxed)).collect::<Vec<u64>>()
         };
@@ -99,6 +118,7 @@ impl Board {
             bytes: read(|counter| &counter.bytes),
             records: read(|counter| &counter.records),
             checksum: read(|counter| &counter.checksum).iter().fold(0, |sum, part| sum.wrapping_add(*part)),
+            times_ns,
         }
     }
 }
@@ -113,6 +133,8 @@ pub fn serve(role: Role) -> Result<(), String> {
         Role::BlastSender { port, congestion } => blast::send(port, congestion.as_deref())?,
         Role::Producer(options) => pipeline::produce(options)?,
         Role::Consumer(options) => pipeline::consume(options)?,
+        Role::ProbeSender(options) => probe::send(options)?,
+        Role::ProbeReceiver(options) => probe::receive(options)?,
     };
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| format!("cannot read commands: {error}"))?;

@@ -20,6 +20,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 pub struct Cluster {
     program: PathBuf,
     nodes: Vec<Node>,
+    /// Where they listen.
+    addresses: [String; 2],
     directory: TempDir,
 }
 
@@ -33,7 +35,7 @@ pub struct Node {
 }
 
 /// What every daemon of a cluster is started with beside its name, addresses and run directory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
     /// Shards of each daemon.
     pub shards: u32,
@@ -41,6 +43,25 @@ pub struct ClusterOptions {
     pub memory_bytes: u64,
     /// TCP congestion control of the links; the system's if `None`.
     pub congestion: Option<String>,
+    /// `link.grace`; the default if `None`.
+    pub grace: Option<String>,
+    /// `pool.retention`; the default if `None`.
+    pub retention: Option<u32>,
+}
+
+impl ClusterOptions {
+    fn config(&self) -> String {
+        let mut text = String::from("[link]\n");
+        for (key, value) in [("congestion", &self.congestion), ("grace", &self.grace)] {
+            if let Some(value) = value {
+                text.push_str(&format!("{key} = \"{value}\"\n"));
+            }
+        }
+        if let Some(segments) = self.retention {
+            text.push_str(&format!("[pool]\nretention = {segments}\n"));
+        }
+        text
+    }
 }
 
 impl Cluster {
@@ -53,9 +74,9 @@ impl Cluster {
         let directory =
             TempDir::new().map_err(|error| format!("cannot make a directory for the daemons: {error}"))?;
         let addresses = free_addresses()?;
-        let mut cluster = Self { program, nodes: Vec::new(), directory };
+        let mut cluster = Self { program, nodes: Vec::new(), addresses, directory };
         for (own, peer) in [(0, 1), (1, 0)] {
-            cluster.start_node(own, peer, &addresses, options)?;
+            cluster.start_node(own, peer, options)?;
         }
         for node in &cluster.nodes {
             cluster.wait_until_ready(node)?;
@@ -63,30 +84,20 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn start_node(
-        &mut self,
-        own: usize,
-        peer: usize,
-        addresses: &[String; 2],
-        options: &ClusterOptions,
-    ) -> Result<(), String> {
+    fn start_node(&mut self, own: usize, peer: usize, options: &ClusterOptions) -> Result<(), String> {
         let name = ["a", "b"][own];
         let run_dir = self.directory.path().join(name);
         let log = File::create(self.log_path(name))
             .map_err(|error| format!("cannot write the log of {name}: {error}"))?;
         let config_path = self.directory.path().join(format!("{name}.toml"));
-        let congestion = options
-            .congestion
-            .as_ref()
-            .map_or(String::new(), |name| format!("[link]\ncongestion = \"{name}\"\n"));
-        std::fs::write(&config_path, congestion)
+        std::fs::write(&config_path, options.config())
             .map_err(|error| format!("cannot write {}: {error}", config_path.display()))?;
         let child = Command::new(&self.program)
             .arg("daemon")
             .arg("--config")
             .arg(&config_path)
-            .args(["--node", name, "--listen", &addresses[own]])
-            .args(["--peer", &format!("{}={}", ["a", "b"][peer], addresses[peer])])
+            .args(["--node", name, "--listen", &self.addresses[own]])
+            .args(["--peer", &format!("{}={}", ["a", "b"][peer], self.addresses[peer])])
             .args(["--shards", &options.shards.to_string(), "--memory", &options.memory_bytes.to_string()])
             .arg("--run-dir")
             .arg(&run_dir)
@@ -107,7 +118,7 @@ impl Cluster {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let log = std::fs::read_to_string(self.log_path(&node.name)).unwrap_or_default();
+        let log = self.log(node);
         Err(format!(
             "daemon {} did not answer within {} s; it printed:\n{log}",
             node.name,
@@ -135,6 +146,18 @@ impl Cluster {
         }
         serde_json::from_slice(&output.stdout)
             .map_err(|error| format!("weir {verb} printed no JSON: {error}"))
+    }
+
+    /// What a daemon has logged.
+    #[must_use]
+    pub fn log(&self, node: &Node) -> String {
+        std::fs::read_to_string(self.log_path(&node.name)).unwrap_or_default()
+    }
+
+    /// Where the daemons listen, node `a` first.
+    #[must_use]
+    pub fn addresses(&self) -> &[String; 2] {
+        &self.addresses
     }
 
     /// The `weir` program.

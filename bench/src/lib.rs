@@ -3,8 +3,10 @@
 
 pub mod app;
 pub mod blast;
+pub mod clock;
 pub mod cluster;
 pub mod pipeline;
+pub mod probe;
 pub mod report;
 pub mod scenario;
 pub mod statistics;

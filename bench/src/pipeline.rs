@@ -10,6 +10,7 @@ use weir_client::{Client, Gate, GateOptions, Item, Partition, PartitionOptions, 
 
 use crate::app::{Board, Counter};
 use crate::blast;
+use crate::clock::now_ns;
 
 /// How producers and consumers of an exchange are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +69,9 @@ pub struct ConsumerOptions {
     pub exchange: String,
     /// How many, and how they are connected.
     pub layout: Layout,
+    /// Length of each record, in bytes, if every byte is to be compared with what its producer wrote, and the longest
+    /// pause between two records watched. Not for a layout in which a consumer has several producers.
+    pub compared_bytes: Option<usize>,
 }
 
 /// How long a stopped worker sleeps between looks at its switch.
@@ -149,8 +153,12 @@ pub(crate) fn consume(options: ConsumerOptions) -> Result<Arc<Board>, String> {
             .map_err(|error| format!("cannot make consumer {consumer}/{consumers}: {error}"))?;
         let board = Arc::clone(&board);
         let task = task.clone();
+        let compared_bytes = options.compared_bytes;
         spawn_worker("consumer", board, move |board| {
-            let outcome = read(board, consumer as usize, gate);
+            let outcome = match compared_bytes {
+                Some(bytes) => compare(board, consumer as usize, gate, bytes),
+                None => read(board, consumer as usize, gate),
+            };
             drop(task);
             outcome
         });
@@ -174,19 +182,58 @@ fn read(board: &Board, worker: usize, mut gate: Gate) -> Result<(), String> {
     Ok(())
 }
 
+/// Reads records that must be those of one producer, each once and in order.
+fn compare(board: &Board, worker: usize, mut gate: Gate, record_bytes: usize) -> Result<(), String> {
+    let counter = board.counters.get(worker).ok_or("no counter")?;
+    let mut needed = vec![0_u8; record_bytes];
+    let (mut number, mut records, mut bytes) = (0_u64, 0_u64, 0_u64);
+    let mut before = now_ns();
+    loop {
+        let next = gate.next().map_err(|error| error.to_string());
+        let item = match next {
+            Ok(Some(item)) => item,
+            Ok(None) => return Ok(()),
+            Err(problem) => return fatal(board, &problem),
+        };
+        let Item::Record(record) = item else { continue };
+        number = blast::fill(&mut needed, number);
+        if record.bytes() != needed {
+            return fatal(board, &format!("record {records} is not what was sent"));
+        }
+        records += 1;
+        bytes += record.len() as u64;
+        count(counter, records, bytes, 0);
+        let now = now_ns();
+        counter.pause_ns.fetch_max(now - before, Ordering::Relaxed);
+        before = now;
+        while counter.stopped.load(Ordering::Relaxed) {
+            std::thread::sleep(STOPPED_LOOK);
+        }
+    }
+}
+
+/// What was compared is not as it must be: the process ends, so that the bench fails.
+fn fatal(board: &Board, problem: &str) -> Result<(), String> {
+    if board.is_ending() {
+        return Ok(());
+    }
+    eprintln!("consumer: {problem}");
+    std::process::exit(1);
+}
+
 fn count(counter: &Counter, records: u64, bytes: u64, checksum: u64) {
     counter.records.store(records, Ordering::Relaxed);
     counter.bytes.store(bytes, Ordering::Relaxed);
     counter.checksum.store(checksum, Ordering::Relaxed);
 }
 
-fn attach(run_dir: &std::path::Path, name: &str) -> Result<Task, String> {
+pub(crate) fn attach(run_dir: &std::path::Path, name: &str) -> Result<Task, String> {
     let client = Client::connect(run_dir).map_err(|error| error.to_string())?;
     client.task(name).map_err(|error| error.to_string())
 }
 
 /// Runs a worker. That the other end has gone is an error only while the work is to go on.
-fn spawn_worker(
+pub(crate) fn spawn_worker(
     role: &'static str,
     board: Arc<Board>,
     work: impl FnOnce(&Board) -> Result<(), String> + Send + 'static,

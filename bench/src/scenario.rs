@@ -1,13 +1,17 @@
 //! The scenarios, one file each, and what they share: a window over running processes.
 
+pub mod control;
 pub mod idle;
 pub mod isolation;
+pub mod resume;
 pub mod throughput;
+pub mod trickle;
 
 use std::time::{Duration, Instant};
 
 use crate::app::{App, Counts};
 use crate::report::Case;
+use crate::statistics::percentile;
 use crate::usage;
 
 /// What a scenario is run with.
@@ -49,6 +53,21 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "idle",
         about: "1,024 attached channels at rest: CPU and memory of the daemons",
         run: idle::run,
+    },
+    Scenario {
+        name: "trickle",
+        about: "100 B every 20 ms beside a bulk channel: delay against the buffer timeout",
+        run: trickle::run,
+    },
+    Scenario {
+        name: "control",
+        about: "both directions full, then moving: delay of priority events meanwhile",
+        run: control::run,
+    },
+    Scenario {
+        name: "resume",
+        about: "what retention costs; how long records stop when all sockets are killed (root, ss)",
+        run: resume::run,
     },
 ];
 
@@ -116,5 +135,15 @@ fn difference(before: &Counts, after: &Counts) -> Counts {
         bytes: subtract(&before.bytes, &after.bytes),
         records: subtract(&before.records, &after.records),
         checksum: after.checksum.wrapping_sub(before.checksum),
+        times_ns: after.times_ns.clone(),
     }
+}
+
+/// Adds percentiles of delays, one value per round each, in milliseconds.
+fn delays(case: &mut Case, name: &str, rounds: &[Vec<u64>]) {
+    for (what, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+        let values = rounds.iter().map(|times| percentile(times, share) as f64 / 1e6);
+        case.figure(&format!("{name}_milliseconds_{what}"), values);
+    }
+    case.figure(&format!("{name}_count"), rounds.iter().map(|times| times.len() as f64));
 }

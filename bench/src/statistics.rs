@@ -30,9 +30,26 @@ impl Spread {
     }
 }
 
+/// The value that this share of all values does not exceed: 0.5 is the median, 1.0 the largest. 0 if there are none.
+#[must_use]
+pub fn percentile(values: &[u64], share: f64) -> u64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let values: Vec<u64> = (1..=200).rev().collect();
+        let found = [0.0, 0.5, 0.99, 1.0].map(|share| percentile(&values, share));
+        assert_eq!(found, [1, 100, 198, 200]);
+        assert_eq!((percentile(&[7], 0.99), percentile(&[], 0.5)), (7, 0));
+    }
 
     #[test]
     fn medians_of_odd_even_and_no_values() {

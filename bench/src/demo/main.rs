@@ -105,8 +105,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<Summary, String> {
     let corpus = Arc::new(corpus::make());
-    let cluster =
-        Cluster::start(&ClusterOptions { shards: 1, memory_bytes: MEMORY_BYTES, congestion: None })?;
+    let cluster = Cluster::start(&ClusterOptions {
+        shards: 1,
+        memory_bytes: MEMORY_BYTES,
+        ..ClusterOptions::default()
+    })?;
     let mut observer = Observer {
         cluster: &cluster,
         view: View::new(arguments.json),

@@ -23,6 +23,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         shards: settings.shards,
         memory_bytes: MEMORY_BYTES,
         congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
     })?;
     std::thread::sleep(WARM_UP);
     let daemons = [cluster.a().pid(), cluster.b().pid()];
@@ -41,6 +42,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         run_dir: cluster.b().run_dir.clone(),
         exchange,
         layout,
+        compared_bytes: None,
     }))?;
     consumer.report()?;
     std::thread::sleep(SETTLE);

@@ -20,6 +20,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         shards: settings.shards,
         memory_bytes: MEMORY_BYTES,
         congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
     })?;
     let layout = Layout::Forward(CHANNELS);
     let exchange = "isolation".to_owned();
@@ -34,6 +35,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         run_dir: cluster.b().run_dir.clone(),
         exchange,
         layout,
+        compared_bytes: None,
     }))?;
     std::thread::sleep(WARM_UP);
     let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];

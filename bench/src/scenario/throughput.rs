@@ -22,6 +22,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         shards: settings.shards,
         memory_bytes: MEMORY_BYTES,
         congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
     };
     let cluster = Cluster::start(&options)?;
     let mut rounds: Vec<(Window, Vec<Window>)> = Vec::new();
@@ -71,6 +72,7 @@ fn weir(settings: &Settings, cluster: &Cluster, round: u32, record_bytes: usize)
         run_dir: cluster.b().run_dir.clone(),
         exchange,
         layout,
+        compared_bytes: None,
     }))?;
     std::thread::sleep(WARM_UP);
     let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];

@@ -1,0 +1,181 @@
+//! What it costs to survive the loss of a socket, and how long records stop when it happens.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::app::{self, App, Role};
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::report::Case;
+
+use super::{Settings, WARM_UP, Window, watch};
+
+const MEMORY_BYTES: u64 = 1 << 30;
+const CHANNELS: u32 = 16;
+const RECORD_BYTES: usize = 32 << 10;
+
+/// More segments for what is sent and not acknowledged than can be on their way to a consumer: retention never makes
+/// a producer wait.
+const RETENTION_AMPLE: u32 = 128;
+
+/// Channels whose records are compared byte for byte while sockets are killed.
+const COMPARED_CHANNELS: u32 = 4;
+
+/// Sockets are killed so often in each round.
+const KILLS: u32 = 10;
+
+/// Time from one kill to the next.
+const KILL_EVERY: Duration = Duration::from_millis(400);
+
+/// What a daemon logs when both ends of a data link go on over another socket.
+const RESUMED: &str = "link goes on over another socket";
+
+/// The cost first, then the pauses.
+pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
+    let mut cases = vec![retention(settings)?];
+    match killing_is_possible() {
+        Ok(()) => cases.push(pauses(settings)?),
+        Err(reason) => eprintln!("not run here: resume after sockets are killed ({reason})"),
+    }
+    Ok(cases)
+}
+
+/// Throughput as it is, with links that are never resumed, and with retention that never makes anybody wait; in turn.
+fn retention(settings: &Settings) -> Result<Case, String> {
+    let usual = ClusterOptions {
+        shards: settings.shards,
+        memory_bytes: MEMORY_BYTES,
+        congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
+    };
+    let clusters = [
+        Cluster::start(&usual)?,
+        Cluster::start(&ClusterOptions { grace: Some("0s".to_owned()), ..usual.clone() })?,
+        Cluster::start(&ClusterOptions { retention: Some(RETENTION_AMPLE), ..usual })?,
+    ];
+    let mut rounds: Vec<Vec<Window>> = Vec::new();
+    for round in 0..settings.rounds {
+        let windows: Result<Vec<Window>, String> =
+            clusters.iter().map(|cluster| transfer(settings, cluster, round)).collect();
+        rounds.push(windows?);
+        eprintln!("resume: round {} of {}, what it costs", round + 1, settings.rounds);
+    }
+    let mut case = Case::new(format!("resume: {CHANNELS} channels over one link, what retention costs"));
+    let rate = |windows: &[Window], at: usize| windows.get(at).map_or(0.0, Window::gigabytes_per_second);
+    let cpu = |windows: &[Window], at: usize| windows.get(at).map_or(0.0, Window::cpu_seconds_per_gigabyte);
+    for (at, name) in ["usual", "without_grace", "ample_retention"].into_iter().enumerate() {
+        case.figure(&format!("gigabytes_per_second_{name}"), rounds.iter().map(|round| rate(round, at)));
+        case.figure(&format!("cpu_seconds_per_gigabyte_{name}"), rounds.iter().map(|round| cpu(round, at)));
+    }
+    for (at, name) in [(1, "without_grace"), (2, "ample_retention")] {
+        let percent = |round: &Vec<Window>| 100.0 * (1.0 - rate(round, 0) / rate(round, at));
+        case.figure(&format!("percent_slower_than_{name}"), rounds.iter().map(percent));
+        let percent = |round: &Vec<Window>| 100.0 * (cpu(round, 0) / cpu(round, at) - 1.0);
+        case.figure(&format!("percent_more_cpu_than_{name}"), rounds.iter().map(percent));
+    }
+    case.figure("foreign_cores", rounds.iter().flatten().map(|window| window.foreign_cores));
+    Ok(case)
+}
+
+fn transfer(settings: &Settings, cluster: &Cluster, round: u32) -> Result<Window, String> {
+    let [producer, mut consumer] = start(cluster, &format!("cost-{round}"), Layout::FanIn(CHANNELS), None)?;
+    std::thread::sleep(WARM_UP);
+    let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];
+    let window = watch(&mut consumer, &pids, settings.window)?;
+    app::end(vec![producer, consumer])?;
+    Ok(window)
+}
+
+fn start(
+    cluster: &Cluster,
+    exchange: &str,
+    layout: Layout,
+    compared_bytes: Option<usize>,
+) -> Result<[App; 2], String> {
+    let producer = App::start(&Role::Producer(ProducerOptions {
+        run_dir: cluster.a().run_dir.clone(),
+        exchange: exchange.to_owned(),
+        layout,
+        record_bytes: RECORD_BYTES,
+        silent: false,
+    }))?;
+    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
+        run_dir: cluster.b().run_dir.clone(),
+        exchange: exchange.to_owned(),
+        layout,
+        compared_bytes,
+    }))?;
+    consumer.report()?;
+    Ok([producer, consumer])
+}
+
+/// Each round: as long as the kills take with nothing killed, then the kills. Every record is compared with what was
+/// sent; a difference ends the bench.
+fn pauses(settings: &Settings) -> Result<Case, String> {
+    let cluster = Cluster::start(&ClusterOptions {
+        shards: settings.shards,
+        memory_bytes: MEMORY_BYTES,
+        congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
+    })?;
+    let layout = Layout::Forward(COMPARED_CHANNELS);
+    let [producer, mut consumer] = start(&cluster, "resumed", layout, Some(RECORD_BYTES))?;
+    std::thread::sleep(WARM_UP);
+    let (mut undisturbed, mut killed, mut records) = (Vec::new(), Vec::new(), 0);
+    for round in 0..settings.rounds {
+        for (kills, found) in [(false, &mut undisturbed), (true, &mut killed)] {
+            for _ in 0..KILLS {
+                consumer.report()?;
+                if kills {
+                    kill_sockets(cluster.addresses())?;
+                }
+                std::thread::sleep(KILL_EVERY);
+                let counts = consumer.report()?;
+                // A worker that got nothing at all reports no pause: all of the time was one.
+                let none = counts.times_ns.len() < COMPARED_CHANNELS as usize;
+                let longest = counts.times_ns.iter().copied().max().filter(|_| !none);
+                found.push(longest.map_or(KILL_EVERY.as_secs_f64() * 1e3, |pause| pause as f64 / 1e6));
+                records = counts.records_total();
+            }
+        }
+        eprintln!("resume: round {} of {}, sockets killed", round + 1, settings.rounds);
+    }
+    app::end(vec![producer, consumer])?;
+    let mut case = Case::new(format!(
+        "resume: {COMPARED_CHANNELS} channels, all sockets killed {KILLS} times a round, every byte compared"
+    ));
+    case.figure("longest_pause_undisturbed_milliseconds", undisturbed);
+    case.figure("longest_pause_after_a_kill_milliseconds", killed);
+    case.figure("kills", [f64::from(settings.rounds * KILLS)]);
+    let resumed = cluster.log(cluster.a()).matches(RESUMED).count();
+    case.figure("sockets_that_a_link_went_on_over", [resumed as f64]);
+    case.figure("records_compared", [records as f64]);
+    Ok(case)
+}
+
+fn killing_is_possible() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("needs root".to_owned());
+    }
+    let found = Command::new("ss").arg("-V").output();
+    found.map(drop).map_err(|_| "needs `ss`; `cargo xtask setup` installs it".to_owned())
+}
+
+/// Ends every connection between the daemons, control links included, as an administrator can.
+fn kill_sockets(addresses: &[String; 2]) -> Result<(), String> {
+    let mut filter: Vec<String> = Vec::new();
+    for port in addresses.iter().filter_map(|address| address.rsplit(':').next()) {
+        for end in ["sport", "dport"] {
+            filter.extend((!filter.is_empty()).then(|| "or".to_owned()));
+            filter.extend([end.to_owned(), "=".to_owned(), format!(":{port}")]);
+        }
+    }
+    let output = Command::new("ss")
+        .args(["-K", "-t", "-H", "state", "established", "("])
+        .args(&filter)
+        .arg(")")
+        .output()
+        .map_err(|error| format!("cannot start ss: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("ss -K failed: {}", text.trim())) }
+}

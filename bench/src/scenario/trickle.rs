@@ -1,0 +1,130 @@
+//! Whether a trickle is delivered in time beside a bulk channel on the same link: 100 B every 20 ms, on a channel with 100
+//! segments of credit of its own. Nothing fills a segment, so a record waits for the buffer timeout, and then must not
+//! wait for the bulk.
+
+use std::time::Duration;
+
+use crate::app::{self, App, Role};
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::probe::{Kind, ReceiverOptions, SenderOptions};
+use crate::report::Case;
+use crate::statistics::percentile;
+
+use super::{Settings, WARM_UP, delays};
+
+const MEMORY_BYTES: u64 = 1 << 30;
+const TRICKLE_BYTES: usize = 100;
+const TRICKLE_EVERY_US: u64 = 20_000;
+const TRICKLE_SEGMENTS: u32 = 100;
+const BULK_RECORD_BYTES: usize = 32 << 10;
+
+/// Buffer timeouts, in milliseconds; 0: each record at once. Each has a trickle of its own, all at the same time.
+const BUFFER_TIMEOUTS_MS: [u64; 3] = [0, 10, 100];
+
+/// A shorter window has too few records for a percentile.
+const WINDOW_MIN: Duration = Duration::from_secs(4);
+
+/// Each round: a window with the trickles alone, and one beside the bulk.
+pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
+    let cluster = Cluster::start(&ClusterOptions {
+        shards: settings.shards,
+        memory_bytes: MEMORY_BYTES,
+        congestion: settings.congestion.clone(),
+        ..ClusterOptions::default()
+    })?;
+    let mut trickles = Vec::new();
+    for buffer_timeout_ms in BUFFER_TIMEOUTS_MS {
+        trickles.push(start_trickle(&cluster, buffer_timeout_ms)?);
+    }
+    let window = settings.window.max(WINDOW_MIN);
+    // Of each buffer timeout, the rounds alone and beside the bulk.
+    let mut found = vec![[Vec::new(), Vec::new()]; trickles.len()];
+    let mut bulk_rates = Vec::new();
+    for round in 0..settings.rounds {
+        watch(&mut trickles, window, &mut found, 0)?;
+        let mut bulk = start_bulk(&cluster, round)?;
+        std::thread::sleep(WARM_UP);
+        let before = bulk[1].report()?.bytes_total();
+        watch(&mut trickles, window, &mut found, 1)?;
+        let bytes = bulk[1].report()?.bytes_total() - before;
+        bulk_rates.push(bytes as f64 / 1e9 / window.as_secs_f64());
+        app::end(bulk)?;
+        eprintln!("trickle: round {} of {}", round + 1, settings.rounds);
+    }
+    app::end(trickles.into_iter().flatten().collect())?;
+    Ok(cases(&found, &bulk_rates))
+}
+
+fn start_trickle(cluster: &Cluster, buffer_timeout_ms: u64) -> Result<[App; 2], String> {
+    let exchange = format!("trickle-{buffer_timeout_ms}");
+    let sender = App::start(&Role::ProbeSender(SenderOptions {
+        run_dir: cluster.a().run_dir.clone(),
+        exchange: exchange.clone(),
+        kind: Kind::Record { buffer_timeout_ms },
+        bytes: TRICKLE_BYTES,
+        every_us: TRICKLE_EVERY_US,
+    }))?;
+    let mut receiver = App::start(&Role::ProbeReceiver(ReceiverOptions {
+        run_dir: cluster.b().run_dir.clone(),
+        exchange,
+        exclusive: Some(TRICKLE_SEGMENTS),
+    }))?;
+    receiver.report()?;
+    Ok([sender, receiver])
+}
+
+fn start_bulk(cluster: &Cluster, round: u32) -> Result<Vec<App>, String> {
+    let (exchange, layout) = (format!("bulk-{round}"), Layout::Forward(1));
+    let producer = App::start(&Role::Producer(ProducerOptions {
+        run_dir: cluster.a().run_dir.clone(),
+        exchange: exchange.clone(),
+        layout,
+        record_bytes: BULK_RECORD_BYTES,
+        silent: false,
+    }))?;
+    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
+        run_dir: cluster.b().run_dir.clone(),
+        exchange,
+        layout,
+        compared_bytes: None,
+    }))?;
+    consumer.report()?;
+    Ok(vec![producer, consumer])
+}
+
+/// What the trickles saw within a window goes to `found[..][place]`.
+fn watch(
+    trickles: &mut [[App; 2]],
+    window: Duration,
+    found: &mut [[Vec<Vec<u64>>; 2]],
+    place: usize,
+) -> Result<(), String> {
+    for [_, receiver] in trickles.iter_mut() {
+        // What came before the window.
+        receiver.report()?;
+    }
+    std::thread::sleep(window);
+    for ([_, receiver], found) in trickles.iter_mut().zip(found) {
+        found[place].push(receiver.report()?.times_ns);
+    }
+    Ok(())
+}
+
+fn cases(found: &[[Vec<Vec<u64>>; 2]], bulk_rates: &[f64]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (buffer_timeout_ms, [alone, beside]) in BUFFER_TIMEOUTS_MS.into_iter().zip(found) {
+        let mut case = Case::new(format!(
+            "trickle: {TRICKLE_BYTES} B every {} ms, {TRICKLE_SEGMENTS} segments of credit, buffer timeout \
+             {buffer_timeout_ms} ms",
+            TRICKLE_EVERY_US / 1000
+        ));
+        delays(&mut case, "delay_alone", alone);
+        delays(&mut case, "delay_beside_bulk", beside);
+        let beyond = |times: &Vec<u64>| percentile(times, 0.99) as f64 / 1e6 - buffer_timeout_ms as f64;
+        case.figure("p99_beside_bulk_beyond_buffer_timeout_milliseconds", beside.iter().map(beyond));
+        case.figure("gigabytes_per_second_of_the_bulk", bulk_rates.iter().copied());
+        cases.push(case);
+    }
+    cases
+}
