@@ -78,7 +78,8 @@ impl Client {
     }
 
     /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles
-    /// waits. If the daemon has ended since, this attaches anew.
+    /// waits. If the daemon has ended since, this attaches anew. A process may make 64 tasks with one daemon, those that
+    /// were dropped included: make one per stage of the pipeline, and use it again.
     ///
     /// # Errors
     /// [`Error::Name`]; the daemon refuses or ends meanwhile; or [`Error::NotReattached`].

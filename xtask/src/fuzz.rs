@@ -32,6 +32,9 @@ const INPUT_BYTES_MAX: u32 = 1024;
 /// Most files of a committed corpus; the test run refuses more.
 const FILES_MAX: usize = 200;
 
+/// Of them, at most so many are there to notice the broken rule of their driver.
+const NOTICING_MAX: usize = 8;
+
 /// What to fuzz.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -107,7 +110,8 @@ impl Target {
         for directory in [&self.found(), &artifacts] {
             make_directory(directory)?;
         }
-        self.write_seeds(&self.found())?;
+        // A corpus of an older format is no place to begin from; what the driver makes itself is.
+        self.corpus_tool("seeds", &[&self.found()])?;
         let mut command = self.fuzz("run");
         command.args([self.found(), self.corpus()]).args([
             "--",
@@ -128,13 +132,13 @@ impl Target {
         })
     }
 
-    /// What the driver makes itself, so that a corpus of an older format is no place to begin from.
-    fn write_seeds(&self, directory: &Path) -> Outcome {
+    /// A verb of the drivers' own program.
+    fn corpus_tool(&self, verb: &str, directories: &[&Path]) -> Outcome {
         process::run(
             process::command(process::cargo_program())
                 .args(["run", "--quiet", "--package", "weir-fuzz-drivers", "--features", "daemon,flow,ipc"])
-                .args(["--example", "seeds", "--", self.name])
-                .arg(directory),
+                .args(["--example", "corpus", "--", verb, self.name])
+                .args(directories),
         )
     }
 
@@ -161,13 +165,15 @@ impl Target {
         }
         // Those that cover the most are written first.
         files.sort();
-        files.truncate(FILES_MAX);
+        files.truncate(FILES_MAX - NOTICING_MAX);
         fs::remove_dir_all(&corpus).map_err(problem)?;
         make_directory(&corpus)?;
         for (_, path) in &files {
             fs::copy(path, corpus.join(path.file_name().unwrap_or_default())).map_err(problem)?;
         }
-        println!("fuzz: {} files in {}", files.len(), corpus.display());
+        // Coverage does not know of the value at a bound; the broken rule does.
+        self.corpus_tool("noticing", &[&self.found(), &corpus])?;
+        println!("fuzz: {} files and those that notice the broken rule in {}", files.len(), corpus.display());
         Ok(())
     }
 

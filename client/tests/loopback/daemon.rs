@@ -66,6 +66,7 @@ enum Command {
     DetachUnheard(String, Sender<()>),
     RefuseUnheard(String, Sender<()>),
     Sessions(Sender<usize>),
+    WaitingGates(Sender<Vec<String>>),
     Submissions(Sender<Vec<Submission>>),
     TaskState(u32, Sender<Option<TaskState>>),
     Die,
@@ -166,6 +167,18 @@ impl Daemon {
         let (reply, answer) = mpsc::channel();
         self.tell(Command::Sessions(reply));
         answer.recv().expect("the daemon runs")
+    }
+
+    /// Returns once a client waits for a gate of this exchange.
+    pub(crate) fn await_gate(&self, exchange: &str) {
+        loop {
+            let (reply, answer) = mpsc::channel();
+            self.tell(Command::WaitingGates(reply));
+            if answer.recv().expect("the daemon runs").iter().any(|name| name == exchange) {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Everything that was submitted so far, and carried if it can be.
@@ -321,6 +334,11 @@ impl World {
                 detach_unheard(&socket::accept(&self.listener).expect("a client").0, &text);
             }
             Command::Sessions(reply) => reply.send(self.sessions.len()).expect("the test waits"),
+            Command::WaitingGates(reply) => {
+                let waiting = self.sessions.iter().flat_map(|session| &session.unanswered);
+                let names = waiting.map(|(_, asked)| asked.exchange.clone()).collect();
+                reply.send(names).expect("the test waits");
+            }
             Command::Submissions(reply) => {
                 self.take_news();
                 self.carry();

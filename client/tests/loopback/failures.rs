@@ -172,6 +172,7 @@ fn a_daemon_that_dies_ends_every_wait_with_a_typed_error() {
         }),
     ];
     daemon.await_task_state(0, TaskState::Hard);
+    daemon.await_gate("never");
     daemon.kill();
     for wait in waits {
         let error = wait.join().expect("a thread that waited");

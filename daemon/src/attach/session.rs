@@ -13,12 +13,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use weir_ipc::attach::message::{Request, RequestBody, Response};
 use weir_ipc::attach::socket::{AttachError, receive_request, send_response};
+use weir_ipc::layout::ATTACHMENT_RINGS_MAX;
 
 use super::listener::Connected;
 use super::readiness::registered;
 
-/// Answers that may wait for a client that does not read.
-pub const ANSWERS_MAX: usize = 64;
+/// Answers that may wait for a client that does not read: one for each partition and gate that a process may have, all
+/// of which its threads may ask for at once, and some for what it is told unasked.
+pub const ANSWERS_MAX: usize = ATTACHMENT_RINGS_MAX as usize + 128;
 
 /// Bytes of answers that the kernel may hold for a client. Few, for it also bounds the descriptors under way, of which
 /// the kernel allows the daemon only so many.

@@ -539,8 +539,11 @@ impl Attachment {
             .map_err(|error| Failure::new(FailureCode::Protocol, format!("task name {error}")))?;
         let cell = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
         if cell >= TASKS_MAX {
-            return Err(Refusal::Fault(format!(
-                "tasks are {TASKS_MAX} and one more is asked for; needed: at most {TASKS_MAX}"
+            return Err(Refusal::Refused(Failure::new(
+                FailureCode::OverBudget,
+                format!(
+                    "tasks of this process are {TASKS_MAX}; needed: at most {TASKS_MAX} in its life, each used again"
+                ),
             )));
         }
         self.tasks.push(name);

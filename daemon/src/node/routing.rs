@@ -162,7 +162,8 @@ impl Node {
         let socket = match for_shard(stream) {
             // What bounds how many links a peer may have.
             Ok(socket) if u32::from(peer_shard) >= SHARDS_MAX => {
-                let reason = format!("shard {peer_shard} dials; needed: below {SHARDS_MAX}, the most of a node");
+                let reason =
+                    format!("shard {peer_shard} dials; needed: below {SHARDS_MAX}, the most of a node");
                 return self.turn_away(socket, reason);
             }
             Ok(socket) => socket,

@@ -65,6 +65,12 @@ pub fn expect_rules_kept(driver: &Driver) {
     );
 }
 
+/// Whether an input notices the broken rule.
+#[must_use]
+pub fn notices(driver: &Driver, bytes: &[u8]) -> bool {
+    panic::catch_unwind(|| (driver.run)(bytes, Rule::Broken)).is_err()
+}
+
 /// Runs every input with one rule broken.
 ///
 /// # Panics
@@ -72,10 +78,7 @@ pub fn expect_rules_kept(driver: &Driver) {
 pub fn expect_broken_rule_noticed(driver: &Driver) {
     let inputs = inputs(driver);
     let seeds = (driver.seeds)().len();
-    let noticed: Vec<bool> = inputs
-        .iter()
-        .map(|(_, bytes)| panic::catch_unwind(|| (driver.run)(bytes, Rule::Broken)).is_err())
-        .collect();
+    let noticed: Vec<bool> = inputs.iter().map(|(_, bytes)| notices(driver, bytes)).collect();
     let count = |part: &[bool]| part.iter().filter(|noticed| **noticed).count();
     let (by_seeds, by_files) = (count(&noticed[..seeds]), count(&noticed[seeds..]));
     println!("{}: the broken rule is noticed by {by_seeds} seeds and {by_files} files", driver.name);

@@ -330,6 +330,22 @@ async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
     assert_eq!(client.partition(producer("y")).await, ring);
 }
 
+/// A hundred threads of a process may ask at the same moment, and read when they are scheduled.
+#[tokio::test]
+async fn a_process_may_ask_for_much_before_it_reads_an_answer() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    let mut asked = Vec::new();
+    for index in 0..200 {
+        let create = CreatePartition { producer: index, producers: 1, ..producer("x") };
+        asked.push(client.send(RequestBody::CreatePartition(create)).await);
+    }
+    for id in asked {
+        let (body, _) = client.answer(id).await;
+        assert!(!matches!(body, ResponseBody::Detached { .. }), "{body:?}");
+    }
+}
+
 #[tokio::test]
 async fn clients_are_spread_over_shards() {
     let mut node = TestNode::start(options("a"), 2);

@@ -104,18 +104,19 @@ async fn hello_twice_and_hello_of_another_version() {
     assert!(reason.starts_with("attach version is 9; needed: 1"), "{reason}");
 }
 
+/// An honest client cannot know how many there are: it is told, and what it has goes on.
 #[tokio::test]
-async fn too_many_tasks() {
-    let reason = detached(async |client| {
-        client.welcome().await;
-        for _ in 1..TASKS_MAX {
-            let (body, _) = client.ask(RequestBody::CreateTask { name: "more".to_owned() }).await;
-            assert!(matches!(body, ResponseBody::Task { .. }));
-        }
-        client.send(RequestBody::CreateTask { name: "surplus".to_owned() }).await;
-    })
-    .await;
-    assert_eq!(reason, "tasks are 64 and one more is asked for; needed: at most 64");
+async fn a_task_too_many_is_refused_and_the_others_stay() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    for _ in 1..TASKS_MAX {
+        let (body, _) = client.ask(RequestBody::CreateTask { name: "more".to_owned() }).await;
+        assert!(matches!(body, ResponseBody::Task { .. }));
+    }
+    let (code, text) = client.refusal(RequestBody::CreateTask { name: "surplus".to_owned() }).await;
+    assert_eq!(code, "over_budget");
+    assert!(text.starts_with("tasks of this process are 64; needed: at most 64"), "{text}");
+    client.partition(producer("x")).await;
 }
 
 #[tokio::test]

@@ -59,6 +59,11 @@ pub(super) enum Operation {
     Lose {
         node: usize,
     },
+    /// The same while the kernel has a batch, of which it had sent this much; it says so with the next `Send`.
+    LoseBusy {
+        node: usize,
+        bytes: usize,
+    },
     /// Both nodes get a new socket, whatever they believe of the old one.
     Resume,
     /// The link ends for good, on both nodes.
@@ -103,7 +108,7 @@ fn socket_bytes(input: &mut Unstructured<'_>) -> usize {
 
 impl Arbitrary<'_> for Operation {
     fn arbitrary(input: &mut Unstructured<'_>) -> Result<Self> {
-        Ok(match byte(input) % 23 {
+        Ok(match byte(input) % 24 {
             0..=3 => Self::Write {
                 producer: client(input),
                 consumer: byte(input).into(),
@@ -140,7 +145,8 @@ impl Arbitrary<'_> for Operation {
                 offset: number_32(input),
                 bytes: u32::try_from(number(input)).unwrap_or(u32::MAX).saturating_mul(8),
             },
-            _ => Self::Drain { node: node(input) },
+            22 => Self::Drain { node: node(input) },
+            _ => Self::LoseBusy { node: node(input), bytes: socket_bytes(input) },
         })
     }
 }

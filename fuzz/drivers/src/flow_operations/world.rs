@@ -18,6 +18,8 @@ pub(super) struct World {
     consumers: Vec<Consumer>,
     /// Which node believes that it has a socket.
     has_socket: [bool; 2],
+    /// What the kernel of a node, whose socket is lost, has not yet said of its last send.
+    late: [Option<u32>; 2],
     /// Which node gave the link up.
     is_expired: [bool; 2],
     /// Whether something happened that may fail a channel.
@@ -46,6 +48,7 @@ impl World {
             producers,
             consumers,
             has_socket: [true; 2],
+            late: [None; 2],
             is_expired: [false; 2],
             is_disturbed: false,
             released: 0,
@@ -91,6 +94,7 @@ impl World {
             Operation::Time { ns } => self.pass(ns),
             Operation::Attach { consumer, producer } => self.attach(consumer, producer),
             Operation::Lose { node } => self.lose(node),
+            Operation::LoseBusy { node, bytes } => self.lose_busy(node, bytes),
             Operation::Resume => self.resume(),
             Operation::CloseLink => self.close_link("the end"),
             Operation::ClosePartition { producer } => self.close_partition(producer),
@@ -146,6 +150,9 @@ impl World {
     }
 
     fn send(&mut self, node: usize, bytes: usize) {
+        if self.late[node].is_some() {
+            return self.report_late(node);
+        }
         let now = self.pair.now;
         let at = &mut self.pair.nodes[node];
         at.plan(now);
@@ -194,7 +201,31 @@ impl World {
         }
     }
 
+    fn report_late(&mut self, node: usize) {
+        let at = &mut self.pair.nodes[node];
+        if let Some(bytes) = self.late[node].take() {
+            at.shard.handle_sent(at.link, bytes, self.pair.now);
+            self.reached.insert("sent before the loss");
+        }
+    }
+
+    /// The socket is gone, and the kernel has a batch of which it has not said yet how much it sent.
+    fn lose_busy(&mut self, node: usize, bytes: usize) {
+        let now = self.pair.now;
+        let at = &mut self.pair.nodes[node];
+        if self.has_socket[node]
+            && let Some(mut batch) = at.in_flight.take()
+        {
+            batch.truncate(bytes);
+            self.late[node] = Some(batch.len() as u32);
+            at.shard.handle_link_lost(at.link, "reset", now);
+            self.pair.nodes[1 - node].wire.extend(batch);
+            self.has_socket[node] = false;
+        }
+    }
+
     fn lose(&mut self, node: usize) {
+        self.report_late(node);
         self.pair.lose(node);
         self.has_socket[node] = false;
         if self.has_socket[1 - node] {
@@ -227,9 +258,9 @@ impl World {
         self.is_disturbed = true;
         self.reached.insert("link closed");
         let now = self.pair.now;
-        for (node, peer) in self.pair.nodes.iter_mut().zip(["b", "a"]) {
+        for ((node, late), peer) in self.pair.nodes.iter_mut().zip(&mut self.late).zip(["b", "a"]) {
             node.in_flight = None;
-            node.shard.handle_sent(node.link, 0, now);
+            node.shard.handle_sent(node.link, late.take().unwrap_or_default(), now);
             node.shard.handle_link_closed(node.link, reason, now);
             node.wire.clear();
             node.link = node.shard.handle_link(link_spec(peer), now);
