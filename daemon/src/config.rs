@@ -167,8 +167,8 @@ settings! {
             "a dead peer is noticed this late"]
         heartbeat_timeout: Span = Span(Duration::from_secs(5)),
         /// How long after it was last heard a link whose connection is lost waits for another one. Meanwhile it is
-        /// dialled again and again. An outage that is shorter costs its channels nothing but the time; after a longer
-        /// one they fail on both nodes. 0: they fail as soon as the connection is lost. Else more than
+        /// dialled again and again. An outage that is shorter by two seconds costs its channels nothing but the time;
+        /// after a longer one they fail on both nodes. 0: they fail as soon as the connection is lost. Else more than
         /// `link.heartbeat_timeout`, for silence is noticed only then. Of two nodes with different values the smaller
         /// counts.
         [Bounds::Span { min_ms: 0, max_ms: 7_200_000 }, "duration", Scope::Restart,
