@@ -97,6 +97,9 @@ pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
     }
 }
 
+/// What to do when there are no descriptors left.
+const MORE_DESCRIPTORS: &str = "raise the limit on open descriptors (LimitNOFILE=, ulimit -n)";
+
 /// Why io_uring could not be set up, and what to do about it.
 pub(super) fn setup_error(errno: Errno) -> RingError {
     setup_error_at(errno, Path::new("/"))
@@ -122,7 +125,7 @@ pub(super) fn setup_error_at(errno: Errno, root: &Path) -> RingError {
         (libc::ENOMEM, _) => {
             "the limit on locked memory is too low for the rings; set LimitMEMLOCK=infinity, or run `ulimit -l unlimited`"
         }
-        (libc::EMFILE | libc::ENFILE, _) => "raise the limit on open descriptors (LimitNOFILE=, ulimit -n)",
+        (libc::EMFILE | libc::ENFILE, _) => MORE_DESCRIPTORS,
         _ => "this is not expected; see `dmesg`",
     };
     RingError::fatal("io_uring_setup", errno, fix)
@@ -175,8 +178,12 @@ fn try_round_trip(level: Level) -> Result<(), RingError> {
     if received == sent { Ok(()) } else { Err(failed("round trip over a socket pair", Errno(libc::EIO))) }
 }
 
-fn failed(what: &'static str, errno: Errno) -> RingError {
-    RingError::fatal(what, errno, "needed: Linux 6.1 or later with a working io_uring")
+pub(super) fn failed(what: &'static str, errno: Errno) -> RingError {
+    let fix = match errno.0 {
+        libc::EMFILE | libc::ENFILE => MORE_DESCRIPTORS,
+        _ => "needed: Linux 6.1 or later with a working io_uring",
+    };
+    RingError::fatal(what, errno, fix)
 }
 
 /// Whether the kernel takes a zero-copy send whose ranges lie in registered memory. It is tried on a Unix socket,

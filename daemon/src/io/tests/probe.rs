@@ -1,6 +1,6 @@
 //! What the probe says.
 
-use crate::io::probe::{Level, probe, setup_error_at};
+use crate::io::probe::{Level, failed, probe, setup_error_at};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::{Disposition, Errno};
 
@@ -40,6 +40,14 @@ fn the_level_is_at_most_the_limit() {
         let line = limited.to_string();
         assert!(!line.contains('\n') && line.contains(limited.level.as_str()), "{line}");
     }
+}
+
+#[test]
+fn a_step_that_fails_for_want_of_descriptors_names_their_limit_and_not_the_kernel() {
+    for errno in [libc::EMFILE, libc::ENFILE] {
+        assert!(failed("socketpair", Errno(errno)).to_string().contains("ulimit -n"));
+    }
+    assert!(failed("socketpair", Errno(libc::EIO)).to_string().contains("Linux 6.1"));
 }
 
 #[test]
