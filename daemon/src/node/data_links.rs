@@ -337,6 +337,14 @@ impl<S> DataLinks<S> {
         steps: &mut Vec<Step<S>>,
     ) -> Result<(), Refusal<S>> {
         self.handle_epoch(&key.peer, epoch, steps);
+        let mut links = self.links.iter().filter(|(of, _)| of.peer == key.peer);
+        if links.any(|(_, state)| state.link().is_some_and(|link| link.epoch > epoch)) {
+            let reason = format!(
+                "a node {} that was started later is linked; needed: one name for each node",
+                key.peer
+            );
+            return Err(Refusal { socket, reason });
+        }
         if name.resumes > 0 {
             return self.accept_next(key, name, socket, now, steps);
         }
@@ -465,15 +473,16 @@ impl<S> DataLinks<S> {
         }
     }
 
-    /// The peer's life is now known to be this one: links to an earlier life lead nowhere.
+    /// The peer's life is now known to be this one: links to an earlier life lead nowhere. Epochs grow with the start of a
+    /// daemon: an older one than that of a live link is of another daemon with the same name.
     pub(super) fn handle_epoch(&mut self, peer: &Name, epoch: u64, steps: &mut Vec<Step<S>>) {
         let mut old = Vec::new();
         for (key, state) in self.links.iter_mut().filter(|(key, _)| key.peer == *peer) {
-            if state.link().is_some_and(|link| link.epoch != epoch) {
+            if state.link().is_some_and(|link| link.epoch < epoch) {
                 old.push(key.clone());
             }
             if let State::Closing { successor } = state {
-                successor.take_if(|next| next.link.epoch != epoch);
+                successor.take_if(|next| next.link.epoch < epoch);
             }
         }
         for key in old {

@@ -4,6 +4,7 @@
 //! ends decide alike. A link of another life of the peer always wins over an older one: the peer that made the old
 //! one is gone. Each link begins with the whole catalog, so a link that is replaced loses nothing.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -84,10 +85,15 @@ struct Claim {
 }
 
 /// Whether a new link between these nodes takes the place of the old one. Of links to one life of the peer, a second
-/// one from the same side means that this side has lost the first.
+/// one from the same side means that this side has lost the first. Epochs grow with the start of a daemon: a later one is
+/// the peer started anew, and an earlier one is another daemon of that name, which must not push this one out.
 fn replaces(own: &Name, peer: &Name, old: Claim, new: Claim) -> bool {
     let own_dial_wins = own < peer;
-    old.epoch != new.epoch || old.dialled == new.dialled || new.dialled == own_dial_wins
+    match new.epoch.cmp(&old.epoch) {
+        Ordering::Less => false,
+        Ordering::Equal => old.dialled == new.dialled || new.dialled == own_dial_wins,
+        Ordering::Greater => true,
+    }
 }
 
 impl Peers {
@@ -208,8 +214,18 @@ impl Node {
             let old_claim = Claim { epoch: old.epoch, dialled: old.dialled };
             let new_claim = Claim { epoch: new.peer.epoch, dialled: new.dialled };
             if !replaces(&self.identity.node, &name, old_claim, new_claim) {
-                let text = format!("nodes {} and {name} are linked already", self.identity.node);
-                self.refuse(new.stream, Failure::new(FailureCode::LinkLost, text));
+                let failure = if new_claim.epoch < old_claim.epoch {
+                    let text = format!(
+                        "another node {name}, which was started later, is linked with {}; needed: a name of its own for each node",
+                        self.identity.node
+                    );
+                    tracing::warn!(peer = %name, "two daemons use this name; the one that was started later is linked");
+                    Failure::new(FailureCode::Mismatch, text)
+                } else {
+                    let text = format!("nodes {} and {name} are linked already", self.identity.node);
+                    Failure::new(FailureCode::LinkLost, text)
+                };
+                self.refuse(new.stream, failure);
                 return;
             }
             let text = if old.epoch == new.peer.epoch {
@@ -336,5 +352,9 @@ mod tests {
         // Another life of the peer: the old link leads nowhere, whoever dialled the new one.
         assert!(replaces(&a, &b, claim(1, true), claim(2, false)));
         assert!(replaces(&b, &a, claim(1, false), claim(2, true)));
+        // An earlier one is another daemon of that name, whoever dialled.
+        for (old, new) in [(true, true), (true, false), (false, true), (false, false)] {
+            assert!(!replaces(&a, &b, claim(2, old), claim(1, new)));
+        }
     }
 }
