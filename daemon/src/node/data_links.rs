@@ -13,7 +13,6 @@
 //!
 //! A link is closed for good, and never goes on, when its peer was started anew, when its dialler has a newer one on
 //! the same route, and when either shard gave it up. Why is remembered for a while, for a dialler that asks to go on.
-//!
 //! A link that takes the place of another is held until the shard has closed the old one, for both have the same key.
 
 use std::collections::btree_map::Entry;
@@ -339,10 +338,7 @@ impl<S> DataLinks<S> {
         self.handle_epoch(&key.peer, epoch, steps);
         let mut links = self.links.iter().filter(|(of, _)| of.peer == key.peer);
         if links.any(|(_, state)| state.link().is_some_and(|link| link.epoch > epoch)) {
-            let reason = format!(
-                "a node {} that was started later is linked; needed: one name for each node",
-                key.peer
-            );
+            let reason = "a later node of this name is linked; needed: a name for each".to_owned();
             return Err(Refusal { socket, reason });
         }
         if name.resumes > 0 {
@@ -473,8 +469,7 @@ impl<S> DataLinks<S> {
         }
     }
 
-    /// The peer's life is now known to be this one: links to an earlier life lead nowhere. Epochs grow with the start of a
-    /// daemon: an older one than that of a live link is of another daemon with the same name.
+    /// The peer's life is now known to be this one: links to an earlier life lead nowhere.
     pub(super) fn handle_epoch(&mut self, peer: &Name, epoch: u64, steps: &mut Vec<Step<S>>) {
         let mut old = Vec::new();
         for (key, state) in self.links.iter_mut().filter(|(key, _)| key.peer == *peer) {
