@@ -9,7 +9,9 @@ pub mod trickle;
 
 use std::time::{Duration, Instant};
 
-use crate::app::{App, Counts};
+use crate::app::{self, App, Counts, Role};
+use crate::cluster::{Cluster, ClusterOptions, Node};
+use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
 use crate::report::Case;
 use crate::statistics::percentile;
 use crate::usage;
@@ -25,6 +27,74 @@ pub struct Settings {
     pub shards: u32,
     /// Congestion control of links and baseline.
     pub congestion: Option<String>,
+}
+
+impl Settings {
+    /// A cluster as these settings want it, whose daemons may use this much memory for regions, in bytes.
+    fn cluster(&self, memory_bytes: u64) -> ClusterOptions {
+        ClusterOptions {
+            shards: self.shards,
+            memory_bytes,
+            congestion: self.congestion.clone(),
+            ..ClusterOptions::default()
+        }
+    }
+}
+
+/// An exchange to be run: its name, layout and records.
+#[derive(Clone, Debug)]
+struct Workload {
+    exchange: String,
+    layout: Layout,
+    record_bytes: usize,
+    /// Attach, and write nothing.
+    silent: bool,
+    /// Compare every byte that is read, and watch the pauses between records.
+    compared: bool,
+}
+
+impl Workload {
+    fn new(exchange: impl Into<String>, layout: Layout, record_bytes: usize) -> Self {
+        Self { exchange: exchange.into(), layout, record_bytes, silent: false, compared: false }
+    }
+
+    /// Starts its producers on one node and its consumers on another, and waits until the consumers have attached.
+    fn start(self, from: &Node, to: &Node) -> Result<Stream, String> {
+        let Self { exchange, layout, record_bytes, silent, compared } = self;
+        let producer = App::start(&Role::Producer(ProducerOptions {
+            run_dir: from.run_dir.clone(),
+            exchange: exchange.clone(),
+            layout,
+            record_bytes,
+            silent,
+        }))?;
+        let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
+            run_dir: to.run_dir.clone(),
+            exchange,
+            layout,
+            compared_bytes: compared.then_some(record_bytes),
+        }))?;
+        consumer.report()?;
+        Ok(Stream { producer, consumer })
+    }
+}
+
+/// A running [`Workload`]: one process of producers, one of consumers.
+struct Stream {
+    producer: App,
+    consumer: App,
+}
+
+impl Stream {
+    /// Watches it for `length`; CPU time is that of both daemons, then of the producer and the consumer.
+    fn watch(&mut self, cluster: &Cluster, length: Duration) -> Result<Window, String> {
+        let pids = [cluster.a().pid(), cluster.b().pid(), self.producer.pid(), self.consumer.pid()];
+        watch(&mut self.consumer, &pids, length)
+    }
+
+    fn end(self) -> Result<(), String> {
+        app::end(vec![self.producer, self.consumer])
+    }
 }
 
 /// A scenario by its name.

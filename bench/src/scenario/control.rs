@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use crate::app::{self, App, Role};
-use crate::cluster::{Cluster, ClusterOptions, Node};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::cluster::{Cluster, Node};
+use crate::pipeline::Layout;
 use crate::probe::{Kind, ReceiverOptions, SenderOptions};
 use crate::report::Case;
 
-use super::{Settings, WARM_UP, delays};
+use super::{Settings, Stream, WARM_UP, Workload, delays};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHANNELS: u32 = 8;
@@ -24,29 +24,16 @@ const WINDOW_MIN: Duration = Duration::from_secs(2);
 
 /// One direction: channels that carry all they can, and a probe beside them on the same link.
 struct Direction {
-    producer: App,
-    consumer: App,
+    bulk: Stream,
     sender: App,
     receiver: App,
 }
 
 impl Direction {
     fn start(from: &Node, to: &Node) -> Result<Self, String> {
-        let layout = Layout::Forward(CHANNELS);
-        let (bulk, probe) = (format!("bulk-from-{}", from.name), format!("probe-from-{}", from.name));
-        let producer = App::start(&Role::Producer(ProducerOptions {
-            run_dir: from.run_dir.clone(),
-            exchange: bulk.clone(),
-            layout,
-            record_bytes: RECORD_BYTES,
-            silent: false,
-        }))?;
-        let consumer = App::start(&Role::Consumer(ConsumerOptions {
-            run_dir: to.run_dir.clone(),
-            exchange: bulk,
-            layout,
-            compared_bytes: None,
-        }))?;
+        let probe = format!("probe-from-{}", from.name);
+        let bulk = Workload::new(format!("bulk-from-{}", from.name), Layout::Forward(CHANNELS), RECORD_BYTES);
+        let bulk = bulk.start(from, to)?;
         let sender = App::start(&Role::ProbeSender(SenderOptions {
             run_dir: from.run_dir.clone(),
             exchange: probe.clone(),
@@ -60,23 +47,18 @@ impl Direction {
             exclusive: None,
         }))?;
         receiver.report()?;
-        Ok(Self { producer, consumer, sender, receiver })
+        Ok(Self { bulk, sender, receiver })
     }
 
     fn set_reading(&mut self, reads: bool) -> Result<(), String> {
         let word = if reads { "go" } else { "stop" };
-        (0..CHANNELS).try_for_each(|worker| self.consumer.command(&format!("{word} {worker}")))
+        (0..CHANNELS).try_for_each(|worker| self.bulk.consumer.command(&format!("{word} {worker}")))
     }
 }
 
 /// Each round: a window in which nobody reads and all producers wait, and one in which everything moves.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let cluster = Cluster::start(&ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    })?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut directions =
         [Direction::start(cluster.a(), cluster.b())?, Direction::start(cluster.b(), cluster.a())?];
     let window = settings.window.max(WINDOW_MIN);
@@ -98,8 +80,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         }
         eprintln!("control: round {} of {}", round + 1, settings.rounds);
     }
-    for Direction { producer, consumer, sender, receiver } in directions {
-        app::end(vec![producer, consumer, sender, receiver])?;
+    for Direction { bulk, sender, receiver } in directions {
+        bulk.end()?;
+        app::end(vec![sender, receiver])?;
     }
     let mut cases = Vec::new();
     for (name, found) in [("full: nobody reads", &full), ("moving: everybody reads", &moving)] {
@@ -126,13 +109,13 @@ fn watch(
     let mut bytes = 0;
     for direction in directions.iter_mut() {
         direction.receiver.report()?;
-        bytes += direction.consumer.report()?.bytes_total();
+        bytes += direction.bulk.consumer.report()?.bytes_total();
     }
     std::thread::sleep(window);
     let mut after = 0;
     for (direction, found) in directions.iter_mut().zip(found) {
         found.push(direction.receiver.report()?.times_ns);
-        after += direction.consumer.report()?.bytes_total();
+        after += direction.bulk.consumer.report()?.bytes_total();
     }
     Ok(after - bytes)
 }

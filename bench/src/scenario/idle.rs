@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use crate::app::{self, App, Role};
-use crate::cluster::{Cluster, ClusterOptions};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
 use crate::report::Case;
 use crate::usage;
 
-use super::{Settings, WARM_UP, watch};
+use super::{Settings, WARM_UP, Workload, watch};
 
 /// 32 producers and 32 consumers make 1,024 channels.
 const PARALLELISM: u32 = 32;
@@ -19,41 +18,23 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// One cluster with every channel open and silent, watched for each round.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let cluster = Cluster::start(&ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    })?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     std::thread::sleep(WARM_UP);
     let daemons = [cluster.a().pid(), cluster.b().pid()];
     let private = || daemons.map(|pid| usage::private_bytes(pid) as f64 / 1e6);
     let empty = private();
-    let layout = Layout::AllToAll(PARALLELISM);
-    let exchange = "idle".to_owned();
-    let producer = App::start(&Role::Producer(ProducerOptions {
-        run_dir: cluster.a().run_dir.clone(),
-        exchange: exchange.clone(),
-        layout,
-        record_bytes: 64,
-        silent: true,
-    }))?;
-    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
-        run_dir: cluster.b().run_dir.clone(),
-        exchange,
-        layout,
-        compared_bytes: None,
-    }))?;
-    consumer.report()?;
+    let mut idle = Workload::new("idle", Layout::AllToAll(PARALLELISM), 64);
+    idle.silent = true;
+    let mut idle = idle.start(cluster.a(), cluster.b())?;
     std::thread::sleep(SETTLE);
     let open = cluster.ask(cluster.b(), "channels")?;
     let channels = open.get("channels").and_then(|rows| rows.as_array()).map_or(0, Vec::len);
     let mut windows = Vec::new();
     for _ in 0..settings.rounds {
-        windows.push(watch(&mut consumer, &daemons, settings.window.max(Duration::from_secs(2)))?);
+        windows.push(watch(&mut idle.consumer, &daemons, settings.window.max(Duration::from_secs(2)))?);
     }
     let full = private();
-    app::end(vec![producer, consumer])?;
+    idle.end()?;
     let mut case = Case::new(format!("idle: {} channels open and silent", PARALLELISM * PARALLELISM));
     case.figure("channels_listed_on_the_consumers_node", [channels as f64]);
     for (at, name) in ["a", "b"].iter().enumerate() {

@@ -1,11 +1,11 @@
 //! Whether one stopped consumer slows the others: 64 independent forward channels over one link.
 
-use crate::app::{self, App, Counts, Role};
-use crate::cluster::{Cluster, ClusterOptions};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::app::Counts;
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, WARM_UP, watch};
+use super::{Settings, WARM_UP, Workload};
 
 const CHANNELS: u32 = 64;
 const RECORD_BYTES: usize = 4096;
@@ -16,40 +16,21 @@ const STOPPED: usize = 17;
 
 /// Each round: a window with all running, a window with one stopped, and then it goes on.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let cluster = Cluster::start(&ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    })?;
-    let layout = Layout::Forward(CHANNELS);
-    let exchange = "isolation".to_owned();
-    let producer = App::start(&Role::Producer(ProducerOptions {
-        run_dir: cluster.a().run_dir.clone(),
-        exchange: exchange.clone(),
-        layout,
-        record_bytes: RECORD_BYTES,
-        silent: false,
-    }))?;
-    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
-        run_dir: cluster.b().run_dir.clone(),
-        exchange,
-        layout,
-        compared_bytes: None,
-    }))?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    let workload = Workload::new("isolation", Layout::Forward(CHANNELS), RECORD_BYTES);
+    let mut stream = workload.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
-    let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];
     let (mut running, mut stopped) = (Vec::new(), Vec::new());
     for round in 0..settings.rounds {
-        running.push(watch(&mut consumer, &pids, settings.window)?);
-        consumer.command(&format!("stop {STOPPED}"))?;
+        running.push(stream.watch(&cluster, settings.window)?);
+        stream.consumer.command(&format!("stop {STOPPED}"))?;
         std::thread::sleep(WARM_UP);
-        stopped.push(watch(&mut consumer, &pids, settings.window)?);
-        consumer.command(&format!("go {STOPPED}"))?;
+        stopped.push(stream.watch(&cluster, settings.window)?);
+        stream.consumer.command(&format!("go {STOPPED}"))?;
         std::thread::sleep(WARM_UP);
         eprintln!("isolation: round {} of {}", round + 1, settings.rounds);
     }
-    app::end(vec![producer, consumer])?;
+    stream.end()?;
     let mut case = Case::new(format!(
         "isolation: {CHANNELS} forward channels, records of {RECORD_BYTES} B, one consumer stopped"
     ));

@@ -3,12 +3,11 @@
 use std::process::Command;
 use std::time::Duration;
 
-use crate::app::{self, App, Role};
 use crate::cluster::{Cluster, ClusterOptions};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, WARM_UP, Window, watch};
+use super::{Settings, WARM_UP, Window, Workload};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHANNELS: u32 = 16;
@@ -42,12 +41,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
 
 /// Throughput as it is, with links that are never resumed, and with retention that never makes anybody wait; in turn.
 fn retention(settings: &Settings) -> Result<Case, String> {
-    let usual = ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    };
+    let usual = settings.cluster(MEMORY_BYTES);
     let clusters = [
         Cluster::start(&usual)?,
         Cluster::start(&ClusterOptions { grace: Some("0s".to_owned()), ..usual.clone() })?,
@@ -78,59 +72,32 @@ fn retention(settings: &Settings) -> Result<Case, String> {
 }
 
 fn transfer(settings: &Settings, cluster: &Cluster, round: u32) -> Result<Window, String> {
-    let [producer, mut consumer] = start(cluster, &format!("cost-{round}"), Layout::FanIn(CHANNELS), None)?;
+    let workload = Workload::new(format!("cost-{round}"), Layout::FanIn(CHANNELS), RECORD_BYTES);
+    let mut stream = workload.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
-    let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];
-    let window = watch(&mut consumer, &pids, settings.window)?;
-    app::end(vec![producer, consumer])?;
+    let window = stream.watch(cluster, settings.window)?;
+    stream.end()?;
     Ok(window)
-}
-
-fn start(
-    cluster: &Cluster,
-    exchange: &str,
-    layout: Layout,
-    compared_bytes: Option<usize>,
-) -> Result<[App; 2], String> {
-    let producer = App::start(&Role::Producer(ProducerOptions {
-        run_dir: cluster.a().run_dir.clone(),
-        exchange: exchange.to_owned(),
-        layout,
-        record_bytes: RECORD_BYTES,
-        silent: false,
-    }))?;
-    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
-        run_dir: cluster.b().run_dir.clone(),
-        exchange: exchange.to_owned(),
-        layout,
-        compared_bytes,
-    }))?;
-    consumer.report()?;
-    Ok([producer, consumer])
 }
 
 /// Each round: as long as the kills take with nothing killed, then the kills. Every record is compared with what was
 /// sent; a difference ends the bench.
 fn pauses(settings: &Settings) -> Result<Case, String> {
-    let cluster = Cluster::start(&ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    })?;
-    let layout = Layout::Forward(COMPARED_CHANNELS);
-    let [producer, mut consumer] = start(&cluster, "resumed", layout, Some(RECORD_BYTES))?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    let mut compared = Workload::new("resumed", Layout::Forward(COMPARED_CHANNELS), RECORD_BYTES);
+    compared.compared = true;
+    let mut stream = compared.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
     let (mut undisturbed, mut killed, mut records) = (Vec::new(), Vec::new(), 0);
     for round in 0..settings.rounds {
         for (kills, found) in [(false, &mut undisturbed), (true, &mut killed)] {
             for _ in 0..KILLS {
-                consumer.report()?;
+                stream.consumer.report()?;
                 if kills {
                     kill_sockets(cluster.addresses())?;
                 }
                 std::thread::sleep(KILL_EVERY);
-                let counts = consumer.report()?;
+                let counts = stream.consumer.report()?;
                 // A worker that got nothing at all reports no pause: all of the time was one.
                 let none = counts.times_ns.len() < COMPARED_CHANNELS as usize;
                 let longest = counts.times_ns.iter().copied().max().filter(|_| !none);
@@ -140,7 +107,7 @@ fn pauses(settings: &Settings) -> Result<Case, String> {
         }
         eprintln!("resume: round {} of {}, sockets killed", round + 1, settings.rounds);
     }
-    app::end(vec![producer, consumer])?;
+    stream.end()?;
     let mut case = Case::new(format!(
         "resume: {COMPARED_CHANNELS} channels, all sockets killed {KILLS} times a round, every byte compared"
     ));

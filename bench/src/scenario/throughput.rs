@@ -1,11 +1,11 @@
 //! How much 64 channels move over one link, and what a gigabyte costs, against the raw blast of the same round.
 
-use crate::app::{self, App, Role};
-use crate::cluster::{Cluster, ClusterOptions};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::app::{App, Role};
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, WARM_UP, Window, watch};
+use super::{Settings, WARM_UP, Window, Workload, watch};
 
 /// Channels over the one link.
 const CHANNELS: u32 = 64;
@@ -18,13 +18,7 @@ const MEMORY_BYTES: u64 = 1 << 30;
 
 /// Each round: the blast, then each record length through two daemons and two applications.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let options = ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    };
-    let cluster = Cluster::start(&options)?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut rounds: Vec<(Window, Vec<Window>)> = Vec::new();
     for round in 0..settings.rounds {
         let baseline = blast(settings)?;
@@ -60,24 +54,11 @@ pub(super) fn blast(settings: &Settings) -> Result<Window, String> {
 
 fn weir(settings: &Settings, cluster: &Cluster, round: u32, record_bytes: usize) -> Result<Window, String> {
     let exchange = format!("throughput-{record_bytes}-{round}");
-    let layout = Layout::FanIn(CHANNELS);
-    let producer = App::start(&Role::Producer(ProducerOptions {
-        run_dir: cluster.a().run_dir.clone(),
-        exchange: exchange.clone(),
-        layout,
-        record_bytes,
-        silent: false,
-    }))?;
-    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
-        run_dir: cluster.b().run_dir.clone(),
-        exchange,
-        layout,
-        compared_bytes: None,
-    }))?;
+    let workload = Workload::new(exchange, Layout::FanIn(CHANNELS), record_bytes);
+    let mut stream = workload.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
-    let pids = [cluster.a().pid(), cluster.b().pid(), producer.pid(), consumer.pid()];
-    let window = watch(&mut consumer, &pids, settings.window)?;
-    app::end(vec![producer, consumer])?;
+    let window = stream.watch(cluster, settings.window)?;
+    stream.end()?;
     Ok(window)
 }
 

@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use crate::app::{self, App, Role};
-use crate::cluster::{Cluster, ClusterOptions};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
 use crate::probe::{Kind, ReceiverOptions, SenderOptions};
 use crate::report::Case;
 use crate::statistics::percentile;
 
-use super::{Settings, WARM_UP, delays};
+use super::{Settings, WARM_UP, Workload, delays};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const TRICKLE_BYTES: usize = 100;
@@ -27,12 +27,7 @@ const WINDOW_MIN: Duration = Duration::from_secs(4);
 
 /// Each round: a window with the trickles alone, and one beside the bulk.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let cluster = Cluster::start(&ClusterOptions {
-        shards: settings.shards,
-        memory_bytes: MEMORY_BYTES,
-        congestion: settings.congestion.clone(),
-        ..ClusterOptions::default()
-    })?;
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut trickles = Vec::new();
     for buffer_timeout_ms in BUFFER_TIMEOUTS_MS {
         trickles.push(start_trickle(&cluster, buffer_timeout_ms)?);
@@ -43,13 +38,14 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let mut bulk_rates = Vec::new();
     for round in 0..settings.rounds {
         watch(&mut trickles, window, &mut found, 0)?;
-        let mut bulk = start_bulk(&cluster, round)?;
+        let bulk = Workload::new(format!("bulk-{round}"), Layout::Forward(1), BULK_RECORD_BYTES);
+        let mut bulk = bulk.start(cluster.a(), cluster.b())?;
         std::thread::sleep(WARM_UP);
-        let before = bulk[1].report()?.bytes_total();
+        let before = bulk.consumer.report()?.bytes_total();
         watch(&mut trickles, window, &mut found, 1)?;
-        let bytes = bulk[1].report()?.bytes_total() - before;
+        let bytes = bulk.consumer.report()?.bytes_total() - before;
         bulk_rates.push(bytes as f64 / 1e9 / window.as_secs_f64());
-        app::end(bulk)?;
+        bulk.end()?;
         eprintln!("trickle: round {} of {}", round + 1, settings.rounds);
     }
     app::end(trickles.into_iter().flatten().collect())?;
@@ -72,25 +68,6 @@ fn start_trickle(cluster: &Cluster, buffer_timeout_ms: u64) -> Result<[App; 2], 
     }))?;
     receiver.report()?;
     Ok([sender, receiver])
-}
-
-fn start_bulk(cluster: &Cluster, round: u32) -> Result<Vec<App>, String> {
-    let (exchange, layout) = (format!("bulk-{round}"), Layout::Forward(1));
-    let producer = App::start(&Role::Producer(ProducerOptions {
-        run_dir: cluster.a().run_dir.clone(),
-        exchange: exchange.clone(),
-        layout,
-        record_bytes: BULK_RECORD_BYTES,
-        silent: false,
-    }))?;
-    let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
-        run_dir: cluster.b().run_dir.clone(),
-        exchange,
-        layout,
-        compared_bytes: None,
-    }))?;
-    consumer.report()?;
-    Ok(vec![producer, consumer])
 }
 
 /// What the trickles saw within a window goes to `found[..][place]`.
