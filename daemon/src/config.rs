@@ -8,6 +8,7 @@
 
 mod effective;
 mod error;
+mod file;
 mod key;
 mod load;
 mod render;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
+use super::file::shown_path;
+
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -19,8 +21,8 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Line(file, line) => write!(f, "{}:{line}", file.display()),
-            Self::File(file) => write!(f, "{}", file.display()),
+            Self::Line(file, line) => write!(f, "{}:{line}", shown_path(file)),
+            Self::File(file) => write!(f, "{}", shown_path(file)),
             Self::Flag(flag) => f.write_str(flag),
             Self::Default => f.write_str("default configuration"),
         }

@@ -1,12 +1,11 @@
 //! The cluster key, with which nodes know each other.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::error::{ConfigError, Place};
+use super::file::{open, read_bounded, shown_path};
 
 /// Length of a cluster key, in bytes.
 pub const CLUSTER_KEY_BYTES: usize = 32;
@@ -45,18 +44,17 @@ pub fn read_cluster_key(path: &Path) -> Result<ClusterKey, ConfigError> {
             format!("key_file, or {make}"),
         )
     };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
+    let (file, metadata) = open(path).map_err(unreadable)?;
     if !metadata.is_file() {
-        return Err(error("is not a file", "a directory or device".to_owned(), "a regular file", make));
+        let found = "a directory, pipe or device".to_owned();
+        return Err(error("is not a file", found, "a regular file", make));
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        let fix = format!("chmod 600 {}", path.display());
+        let fix = format!("chmod 600 {}", shown_path(path));
         return Err(error("can be read by others", format!("mode {mode:03o}"), "mode 600 or 400", fix));
     }
-    let mut bytes = Vec::with_capacity(CLUSTER_KEY_BYTES + 1);
-    (&mut file).take(CLUSTER_KEY_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    let bytes = read_bounded(file, CLUSTER_KEY_BYTES as u64).map_err(unreadable)?;
     match <[u8; CLUSTER_KEY_BYTES]>::try_from(bytes.as_slice()) {
         Ok(key) => Ok(ClusterKey(key)),
         Err(_) => {

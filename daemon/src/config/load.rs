@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::Config;
 use super::error::{ConfigError, Place};
+use super::file::{open, read_bounded, shown_path};
 use super::setting::{Bounds, Section, sections};
 use super::value::NodeName;
 
@@ -81,7 +82,7 @@ fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
         what: "configuration cannot be read".to_owned(),
         found: error.to_string(),
         needed: "a readable file".to_owned(),
-        fix: format!("make {} readable, or name another with --config", path.display()),
+        fix: format!("make {} readable, or name another with --config", shown_path(path)),
     }
 }
 
@@ -93,14 +94,19 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
         needed: needed.to_owned(),
         fix: "name the right file with --config".to_owned(),
     };
-    let metadata = fs::metadata(path).map_err(|e| unreadable(path, &e))?;
+    let (file, metadata) = open(path).map_err(|e| unreadable(path, &e))?;
     if !metadata.is_file() {
-        return Err(error("a directory or device".to_owned(), "a regular file"));
+        return Err(error("a directory, pipe or device".to_owned(), "a regular file"));
     }
-    if metadata.len() > FILE_BYTES_MAX {
-        return Err(error(format!("{} bytes", metadata.len()), &format!("at most {FILE_BYTES_MAX} bytes")));
+    let bytes = read_bounded(file, FILE_BYTES_MAX).map_err(|e| unreadable(path, &e))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let found = format!("{} bytes", metadata.len().max(bytes.len() as u64));
+        return Err(error(found, &format!("at most {FILE_BYTES_MAX} bytes")));
     }
-    fs::read_to_string(path).map_err(|e| unreadable(path, &e))
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        error(format!("a byte at offset {at} that is not UTF-8"), "UTF-8 text")
+    })
 }
 
 /// The values so far and where each came from, by dotted key.

@@ -292,3 +292,39 @@ fn the_generated_files_are_fresh() {
         );
     }
 }
+
+/// What may lie where a file is expected, and what a message says of it.
+#[test]
+fn whatever_lies_where_a_file_is_expected_is_named_and_nobody_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("directory")).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    std::os::unix::fs::symlink("loop", at("loop")).unwrap();
+    std::fs::write(at("bytes"), b"node = '\xff'").unwrap();
+    std::fs::write(at("long"), vec![b'#'; (1 << 20) + 1]).unwrap();
+    for (name, of_config, of_key) in [
+        ("directory", "a directory, pipe or device", "a directory, pipe or device"),
+        ("pipe", "a directory, pipe or device", "a directory, pipe or device"),
+        ("socket", "No such device or address", "No such device or address"),
+        ("loop", "Too many levels of symbolic links", "Too many levels of symbolic links"),
+        ("nothing", "No such file or directory", "No such file or directory"),
+        ("bytes", "a byte at offset 8 that is not UTF-8", "mode 644"),
+        ("long", "1048577 bytes", "mode 644"),
+    ] {
+        let error = load(Some(&at(name)), &[]).expect_err(name).to_string();
+        assert!(error.contains(of_config), "{name}: {error}");
+        let error = read_cluster_key(&at(name)).expect_err(name).to_string();
+        assert!(error.contains(of_key), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_path_in_a_message_cannot_steer_a_terminal() {
+    let error = load_text("", &[("a\u{1b}[31m\n.toml", "nodes = 1")]).expect_err("an unknown key");
+    let text = error.to_string();
+    assert!(text.contains("a\\u{1b}[31m\\n.toml:1: unknown key"), "{text:?}");
+    assert!(!text.contains(char::is_control), "{text:?}");
+}
