@@ -81,6 +81,15 @@ impl Problem {
         self.fix = fix.into();
         self
     }
+
+    /// The same with what fixes it, if that is not known yet.
+    #[must_use]
+    pub fn fix_or(mut self, fix: impl Into<String>) -> Self {
+        if self.fix.is_empty() {
+            self.fix = fix.into();
+        }
+        self
+    }
 }
 
 impl fmt::Display for Problem {

@@ -2,7 +2,6 @@
 //!
 //! Neither reading nor writing allocates per record: a record is a range of one large buffer.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 
 use clap::ValueEnum;
@@ -32,16 +31,6 @@ pub(super) enum FramingError {
     Truncated { record: u64, found: usize, needed: usize },
     /// The input cannot be read.
     Io(io::Error),
-}
-
-impl fmt::Display for FramingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong { record, .. } => write!(f, "record {record} of the input is too long"),
-            Self::Truncated { record, .. } => write!(f, "the input ends inside record {record}"),
-            Self::Io(_) => f.write_str("cannot read standard input"),
-        }
-    }
 }
 
 /// The records of a stream.

@@ -8,13 +8,16 @@ mod channels;
 mod client;
 mod config;
 mod daemon;
+mod emitting;
 mod framing;
 mod output;
+mod pipe;
 mod progress;
 mod recv;
 mod send;
 mod status;
 mod systemd;
+mod tail;
 mod usage;
 mod wiring;
 
@@ -44,6 +47,8 @@ enum Verb {
     Send(send::SendArgs),
     /// Read the records of an exchange to standard output.
     Recv(recv::RecvArgs),
+    /// Run a command on the records of one exchange and send what it writes to another.
+    Pipe(pipe::PipeArgs),
     /// Show the state of every subsystem of a daemon.
     Status(status::StatusArgs),
     /// Show the channels of a daemon.
@@ -87,6 +92,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Daemon(arguments) => daemon::start(arguments),
         Verb::Send(arguments) => send::run(&arguments),
         Verb::Recv(arguments) => recv::run(&arguments),
+        Verb::Pipe(arguments) => pipe::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Channels(arguments) => channels::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),

@@ -62,7 +62,10 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let IndexOf { index, count } = arguments.consumer;
     let mut gate = task.gate(&arguments.exchange, index, count, GateOptions::default()).map_err(problem)?;
     let mut output = RecordOutput::new(File::from(stdout), arguments.framing);
-    match copy(arguments, &mut gate, &mut output) {
+    // A terminal that shows the records has no place for a progress line.
+    let is_shown = io::stdout().is_terminal();
+    let progress = Progress::start("received", arguments.quiet || is_shown);
+    match copy(&mut gate, &mut output, Some(&progress), arguments.rate.map(Pace::new)) {
         Ok(()) => Ok(Exit::Ok),
         // Nobody reads any more: the gate is dropped, which tells the producers, and nobody has to be told here.
         Err(Stop::Written(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
@@ -77,21 +80,24 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
 }
 
 /// Why copying ended early.
-enum Stop {
+pub(super) enum Stop {
+    /// The gate failed.
     Received(weir_client::Error),
+    /// The output cannot be written.
     Written(io::Error),
 }
 
 /// Copies records until the end of data. Output waits for company only while records are there.
-fn copy(arguments: &RecvArgs, gate: &mut Gate, output: &mut RecordOutput<File>) -> Result<(), Stop> {
-    // A terminal that shows the records has no place for a progress line.
-    let is_shown = io::stdout().is_terminal();
-    let progress = Progress::start("received", arguments.quiet || is_shown);
-    let mut pace = arguments.rate.map(Pace::new);
+pub(super) fn copy(
+    gate: &mut Gate,
+    output: &mut RecordOutput<File>,
+    progress: Option<&Progress>,
+    mut pace: Option<Pace>,
+) -> Result<(), Stop> {
     loop {
         let is_waiting = match gate.try_next().map_err(Stop::Received)? {
             Next::Item(item) => {
-                take(&item, output, &progress, pace.as_mut()).map_err(Stop::Written)?;
+                take(&item, output, progress, pace.as_mut()).map_err(Stop::Written)?;
                 false
             }
             Next::Pending => true,
@@ -100,7 +106,7 @@ fn copy(arguments: &RecvArgs, gate: &mut Gate, output: &mut RecordOutput<File>) 
         if is_waiting {
             output.flush().map_err(Stop::Written)?;
             let Some(item) = gate.next().map_err(Stop::Received)? else { break };
-            take(&item, output, &progress, pace.as_mut()).map_err(Stop::Written)?;
+            take(&item, output, progress, pace.as_mut()).map_err(Stop::Written)?;
         }
     }
     output.flush().map_err(Stop::Written)
@@ -110,11 +116,13 @@ fn copy(arguments: &RecvArgs, gate: &mut Gate, output: &mut RecordOutput<File>) 
 fn take(
     item: &Item<'_>,
     output: &mut RecordOutput<File>,
-    progress: &Progress,
+    progress: Option<&Progress>,
     pace: Option<&mut Pace>,
 ) -> io::Result<()> {
     let Item::Record(record) = item else { return Ok(()) };
-    progress.count(record.len());
+    if let Some(progress) = progress {
+        progress.count(record.len());
+    }
     output.push(record)?;
     if let Some(wait) = pace.and_then(|pace| pace.take(Instant::now())) {
         output.flush()?;
@@ -154,7 +162,7 @@ fn watch_reader(stdout: &OwnedFd) {
 const EARLY: Duration = Duration::from_millis(10);
 
 /// Keeps a rate: says after each record how long to wait. Time in which no record came is not made up for.
-struct Pace {
+pub(super) struct Pace {
     interval_ns: u64,
     /// When the next record is due; none before the first.
     due: Option<Instant>,

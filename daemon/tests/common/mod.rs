@@ -316,6 +316,35 @@ pub(crate) fn channels(daemon: &Daemon, exchange: &str, side: &str) -> Vec<Value
     rows.into_iter().filter(|row| row["exchange"] == exchange && row["side"] == side).collect()
 }
 
+/// A number of such a row.
+pub(crate) fn number(row: &Value, key: &str) -> u64 {
+    row[key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"))
+}
+
+/// A subsystem of a daemon as it shows it, if it is there.
+pub(crate) fn subsystem(daemon: &Daemon, name: &str) -> Option<Value> {
+    let status = daemon.ask("status");
+    status["subsystems"].as_array()?.iter().find(|entry| entry["name"] == name).cloned()
+}
+
+/// What a daemon's process holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    /// Bytes of memory.
+    pub(crate) resident_bytes: u64,
+    pub(crate) descriptors: usize,
+}
+
+impl Usage {
+    pub(crate) fn of(daemon: &Daemon) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").count();
+        Self { resident_bytes: kib << 10, descriptors }
+    }
+}
+
 /// Bytes of regions in use at a daemon.
 pub(crate) fn memory_used(daemon: &Daemon) -> u64 {
     daemon.ask("status")["memory"]["used_bytes"].as_u64().expect("a number of bytes")
