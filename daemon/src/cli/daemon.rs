@@ -1,6 +1,5 @@
 //! `weir daemon`: from the command line to a running node, and from a signal to its end.
 
-use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,13 +8,11 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use toml::Value;
-use tracing::level_filters::LevelFilter;
 
+use super::log::Log;
 use super::systemd;
 use super::wiring::{self, Shards};
-use crate::config::{
-    self, Config, LogFormat, LogLevel, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX,
-};
+use crate::config::{self, Config, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX};
 use crate::control::server::ControlServer;
 use crate::exit::{Exit, Problem};
 use crate::node::{Node, NodeEnd, NodeOptions};
@@ -86,8 +83,10 @@ pub(super) fn start(arguments: DaemonArgs) -> Result<Exit, Problem> {
         // Found wrong here, before anything is listening.
         config::read_cluster_key(path)?;
     }
-    start_log(&config);
-    run(config)
+    let log = Log::start(&config.log);
+    let ended = run(config);
+    log.flush();
+    ended
 }
 
 /// The flags as settings.
@@ -121,29 +120,6 @@ fn overrides(arguments: DaemonArgs) -> Result<Vec<Override>, Problem> {
     Ok(overrides)
 }
 
-/// Sends the log to standard error.
-fn start_log(config: &Config) {
-    let level = match config.log.level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let builder = tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_max_level(level)
-        .with_target(false)
-        .with_ansi(io::stderr().is_terminal());
-    let started = match config.log.format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
-    };
-    if let Err(e) = started {
-        eprintln!("weir: warning: no log: {e}");
-    }
-}
-
 /// Runs the node on this thread until a signal ends it or it cannot go on.
 fn run(config: Config) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
@@ -152,10 +128,14 @@ fn run(config: Config) -> Result<Exit, Problem> {
             .needed("an epoll instance and a few file descriptors")
             .fix("ulimit -n 1024")
     })?;
+    let signals = {
+        let _inside = runtime.enter();
+        Signals::new()?
+    };
     let options = wiring::node_options(&config)?;
     let Shards { senders, reports, threads } = Shards::start(&config)?;
     let stop = senders.clone();
-    let outcome = runtime.block_on(run_node(options, &config, senders, reports));
+    let outcome = runtime.block_on(run_node(options, &config, signals, senders, reports));
     // Not dropped: that would wait for a resolver that does not answer.
     runtime.shutdown_background();
     for shard in &stop {
@@ -169,10 +149,10 @@ fn run(config: Config) -> Result<Exit, Problem> {
 async fn run_node(
     options: NodeOptions,
     config: &Config,
+    mut signals: Signals,
     shards: Vec<ShardSender>,
     reports: UnboundedReceiver<ToNode>,
 ) -> Result<Exit, Problem> {
-    let mut signals = StopSignals::new()?;
     let (node, handle) = Node::start(options, &config.run_dir, shards, reports)
         .map_err(|e| Problem::new(Exit::Failed, e.to_string()))?;
     let socket = config.control_socket();
@@ -222,22 +202,29 @@ async fn run_node(
     }
 }
 
-/// The signals that stop a daemon.
-struct StopSignals {
+/// The signals that a daemon takes.
+struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// Kept, not awaited: taken, it does not end the process, and a region beyond the limit on file sizes is an error
+    /// like any other.
+    _file_too_large: Signal,
 }
 
-impl StopSignals {
+impl Signals {
     fn new() -> Result<Self, Problem> {
         let listen = |kind| {
             signal(kind)
                 .map_err(|e| Problem::new(Exit::Failed, "cannot listen for signals").found(e.to_string()))
         };
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            _file_too_large: listen(SignalKind::from_raw(libc::SIGXFSZ))?,
+        })
     }
 
-    /// The name of the next one.
+    /// The name of the next one that stops a daemon.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -13,6 +13,7 @@ use weir_flow::exchange::Strategy;
 
 use super::client;
 use super::framing::{self, Framing, FramingError, RecordInput};
+use super::output;
 use super::progress::Progress;
 use crate::exit::{Exit, Problem};
 
@@ -200,9 +201,9 @@ pub(super) fn end(finished: Finished, consumers: u32) -> Exit {
     if lost_consumers == 0 {
         return Exit::Ok;
     }
-    eprintln!(
-        "weir: warning: {lost_consumers} of {consumers} consumers died; at most {lost_records} records that were sent \
-         to them were not read; all others have arrived"
-    );
+    output::say(&format!(
+        "warning: {lost_consumers} of {consumers} consumers died; at most {lost_records} records that were sent to them \
+         were not read; all others have arrived"
+    ));
     Exit::Degraded
 }

@@ -10,6 +10,7 @@ mod config;
 mod daemon;
 mod emitting;
 mod framing;
+mod log;
 mod output;
 mod pipe;
 mod progress;
@@ -77,7 +78,7 @@ pub fn run() -> ExitCode {
     match ended {
         Ok(exit) => exit.into(),
         Err(problem) => {
-            eprintln!("weir: error: {problem}");
+            output::say(&format!("error: {problem}"));
             if wants_json {
                 // Nothing is left to do if even this cannot be written.
                 let _ = output::print_json(&ErrorReport::new(problem.clone()));

@@ -30,6 +30,11 @@ pub(super) fn print(text: &str) -> Result<(), Problem> {
     done(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
+/// Says something on standard error, as `weir: TEXT`. That it cannot be said is no reason to end otherwise.
+pub(super) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "weir: {text}");
+}
+
 /// Prints one JSON object and a newline.
 pub(super) fn print_json<T: Serialize>(value: &T) -> Result<(), Problem> {
     let text = serde_json::to_string(value)

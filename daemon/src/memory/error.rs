@@ -57,6 +57,12 @@ impl fmt::Display for RegionError {
                 f,
                 "{available_bytes} bytes of memory are left for a region; needed: {wanted_bytes}; lower memory.total or the number of segments"
             ),
+            Self::Os { call, errno: Errno::FBIG } => write!(
+                f,
+                "{call} refused a region as too large for a file ({}); needed: no limit on the size of files \
+                 (LimitFSIZE=infinity, ulimit -f unlimited)",
+                Errno::FBIG
+            ),
             Self::Os { call, errno } => write!(f, "{call} failed while making a region: {errno}"),
         }
     }
