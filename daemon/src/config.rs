@@ -22,7 +22,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use effective::memory_of_machine;
+pub use effective::memory_of_process;
 pub use error::{ConfigError, Place};
 pub use key::{CLUSTER_KEY_BYTES, ClusterKey, read_cluster_key};
 pub use load::{DEFAULT_FILE, Override, load};
@@ -87,7 +87,7 @@ settings! {
     pub struct MemoryConfig {
         /// Bound on the memory of all regions together. A partition or gate that would exceed it is refused with the
         /// largest holders named. A whole number of bytes, a number with KiB, MiB, GiB or TiB, or a share of the
-        /// machine's memory as `"10%"`.
+        /// memory as `"10%"`: of the machine's, or of what the daemon's control group may use if that is less.
         [Bounds::MemoryTotal, "bytes or percent", Scope::Restart,
             "a region of a partition takes (subpartitions x `pool.exclusive` + `pool.floating` + \
              `pool.retention` + `pool.overdraft`) x `memory.segment_bytes`, one of a gate (channels x \

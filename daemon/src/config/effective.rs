@@ -1,6 +1,6 @@
 //! What settings mean on this machine, and the rules that involve more than one setting.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use weir_flow::exchange::Name;
@@ -8,13 +8,16 @@ use weir_flow::limits::{Limits, LimitsError};
 
 use super::{Config, NodeName, SHARDS_MAX, Span};
 use crate::attach::run_dir::CONTROL_SOCKET;
+use crate::memory::cgroup::memory_limit;
+use crate::memory::system::ROOT;
 use crate::shard::placement::allowed_cpus;
 
-/// Memory of this machine, in bytes.
+/// Memory that this process may use, in bytes: the machine's, or what its control group has if that is less.
 #[must_use]
-pub fn memory_of_machine() -> u64 {
+pub fn memory_of_process() -> u64 {
     let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)))
+    let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
+    memory_limit(Path::new(ROOT)).map_or(machine, |limit| limit.min(machine))
 }
 
 impl Config {
@@ -52,7 +55,7 @@ impl Config {
     /// Bound on the memory of all regions, in bytes.
     #[must_use]
     pub fn memory_total_bytes(&self) -> u64 {
-        self.memory.total.bytes(memory_of_machine())
+        self.memory.total.bytes(memory_of_process())
     }
 
     /// Congestion control to set on links; `None`: leave what the system uses.

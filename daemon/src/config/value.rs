@@ -190,7 +190,7 @@ as_text!(Span, Self::NEEDED);
 pub enum MemoryTotal {
     /// This many bytes.
     Bytes(u64),
-    /// This share of the machine's memory, 1 to 90.
+    /// This share of the memory that the daemon may use, 1 to 90.
     Percent(u8),
 }
 

@@ -14,6 +14,7 @@
 
 #![allow(unsafe_code)] // maps memory that other processes map too; every access is bounds-checked here
 
+pub mod cgroup;
 mod error;
 mod region;
 mod scratch;

@@ -10,7 +10,7 @@ use weir_flow::stats::{ChannelStats, LinkStats, Side};
 use crate::control::snapshot::{
     ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem,
 };
-use crate::memory::{HugepageMode, system};
+use crate::memory::{HugepageMode, cgroup, system};
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 
 /// How long a shard may take to answer. A healthy one needs a few milliseconds.
@@ -101,7 +101,7 @@ impl NodeReport {
         let links = self.links();
         subsystems.push(links_line(&links));
         subsystems.push(memory_line(facts.regions));
-        subsystems.push(budget_line(facts.memory, &facts.kept));
+        subsystems.push(budget_line(facts.memory, &facts.kept, memory_limit(facts.regions.mode)));
         subsystems.push(self.io_line());
         subsystems.push(self.shards_line());
         subsystems.push(Subsystem::ok(
@@ -255,7 +255,13 @@ fn memory_line(regions: RegionReport) -> Subsystem {
     }
 }
 
-fn budget_line(memory: MemoryReport, kept: &[(String, u64)]) -> Subsystem {
+/// What the daemon's control group may use, if regions count for it: hugepages do not.
+fn memory_limit(mode: HugepageMode) -> Option<u64> {
+    let counts = mode != HugepageMode::Require;
+    counts.then(|| cgroup::memory_limit(std::path::Path::new(system::ROOT))).flatten()
+}
+
+fn budget_line(memory: MemoryReport, kept: &[(String, u64)], limit_bytes: Option<u64>) -> Subsystem {
     let MemoryReport { used_bytes, high_water_bytes, total_bytes } = memory;
     let [used, total, most] = [used_bytes, total_bytes, high_water_bytes].map(mebibytes);
     let mut detail = format!("{used} of {total} MiB used, at most {most}");
@@ -266,7 +272,19 @@ fn budget_line(memory: MemoryReport, kept: &[(String, u64)]) -> Subsystem {
         let bytes = rest.iter().map(|(_, bytes)| bytes).sum();
         detail.push_str(&format!("; {} others keep {} MiB", rest.len(), mebibytes(bytes)));
     }
-    Subsystem::ok("budget", detail)
+    match limit_bytes.filter(|limit| *limit < total_bytes) {
+        None => Subsystem::ok("budget", detail),
+        Some(limit) => Subsystem::degraded(
+            "budget",
+            detail,
+            format!(
+                "the daemon's control group may use {} MiB, and the kernel ends the daemon when regions of ordinary \
+                 pages need more",
+                mebibytes(limit)
+            ),
+            "a smaller memory.total, or a larger MemoryMax=",
+        ),
+    }
 }
 
 /// Regions are whole pages, so that one decimal loses little; the exact numbers are in the JSON.
@@ -421,6 +439,22 @@ mod tests {
             let row = format!("| `{name}` | {state}");
             assert!(PAGE.contains(&row), "docs/operations.md has no row {row}");
         }
+    }
+
+    #[test]
+    fn a_budget_beyond_the_control_group_is_degraded_and_says_what_ends_the_daemon() {
+        let memory = MemoryReport { total_bytes: 64 << 20, ..MemoryReport::default() };
+        for (limit, state) in
+            [(None, Health::Ok), (Some(64 << 20), Health::Ok), (Some(60 << 20), Health::Degraded)]
+        {
+            let line = budget_line(memory, &[], limit);
+            assert_eq!(line.state, state, "{limit:?}");
+            assert_eq!(
+                line.reason.is_some_and(|text| text.contains("may use 60 MiB")),
+                state == Health::Degraded
+            );
+        }
+        assert!(PAGE.contains("| `budget` | DEGRADED"), "docs/operations.md has no row for it");
     }
 
     #[test]
