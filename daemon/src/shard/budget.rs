@@ -1,9 +1,6 @@
 //! How much of each source one turn may take, so that none starves the others. What is left over waits for the next
 //! turn, which then does not park.
 
-/// Messages of the mailbox.
-pub(super) const MESSAGES: usize = 64;
-
 /// Completions of the ring. A receive completion carries at most one receive buffer, 256 KiB by default.
 pub(super) const COMPLETIONS: usize = 256;
 

@@ -15,17 +15,23 @@ use super::run::{Drain, ShardLoop};
 use crate::io::{Chunk, Completion, Ring, SocketSlot};
 
 impl<R: Ring> ShardLoop<R> {
-    /// Takes mail. `None`: the shard is to end. Else whether there was any.
+    /// Takes all mail that is there. `None`: the shard is to end. Else whether there was any.
+    ///
+    /// All of it, since completions may rest on it: a peer asks for a partition as soon as the node has announced it, and
+    /// the node does that when it has mailed it. The completions of this turn were reaped when the loop parked, before
+    /// this, so that whatever they can know of has been mailed by now. The one thread that sends mail has more work with
+    /// each message than this has, and cannot keep it here.
     pub(super) fn take_mail(&mut self, now: Time) -> Option<bool> {
-        for taken in 0..Self::mail_budget() {
-            let Some(message) = self.inbox.next() else { return Some(taken > 0) };
+        let mut was_any = false;
+        while let Some(message) = self.inbox.next() {
             if matches!(message, ToShard::Stop) {
                 self.stop(now);
                 return None;
             }
             self.handle_mail(message, now);
+            was_any = true;
         }
-        Some(true)
+        Some(was_any)
     }
 
     fn handle_mail(&mut self, message: ToShard, now: Time) {

@@ -1,8 +1,8 @@
 //! The loop of a shard: take in what arrived, let the core decide, hand out what it decided, park.
 //!
 //! The order of a turn is fixed: mail, completions, submissions, timers; then deliveries and returns, frames,
-//! notices. Every source is bounded ([`super::budget`]), time is read once, and the loop parks only after a turn
-//! that found nothing to do.
+//! notices. Every source but the mail is bounded ([`super::budget`]), time is read once, and the loop parks only
+//! after a turn that found nothing to do.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use weir_flow::limits::Limits;
 use weir_flow::shard::{Notice, Shard, Transmit};
 
 use super::attachments::Attachments;
+use super::clock;
 use super::links::Links;
 use super::mailbox::{RingKey, ShardInbox, ToNode};
 use super::rings::Rings;
 use super::stall::StallDetector;
-use super::{budget, clock};
 use crate::io::{Ring, WatchId};
 
 /// The watch of the mailbox; those of attachments follow from 1.
@@ -229,11 +229,6 @@ impl<R: Ring> ShardLoop<R> {
     pub(super) fn tell(&self, message: ToNode) {
         // Without a control thread the process is ending, and nobody is left to be told.
         let _ = self.node.send(message);
-    }
-
-    /// Whether more messages may be taken in this turn.
-    pub(super) const fn mail_budget() -> usize {
-        budget::MESSAGES
     }
 
     pub(super) fn stopping() -> Failure {

@@ -58,6 +58,17 @@ fn whole_sends_carry_everything() {
 }
 
 #[test]
+fn a_partition_is_found_by_whoever_heard_of_it_however_much_mail_lies_before_it() {
+    let mut world = World::new(Strategy::Forward);
+    for _ in 0..1000 {
+        // Of a link that is not there: nothing becomes of it.
+        world.a.mail(ToShard::CloseLink { key: key_of_b(), reason: "none".to_owned() });
+    }
+    let (mut producer, mut consumer) = world.connect();
+    transfer(&mut world, &mut producer, &mut consumer, 3);
+}
+
+#[test]
 fn short_sends_of_any_length_carry_everything() {
     for bytes in [1, 31, 32, 33, 4096, 40_000] {
         let mut world = World::new(Strategy::Forward);
