@@ -99,6 +99,48 @@ fn a_reader_of_the_log_that_stands_still_holds_nobody_up_and_is_told_what_it_mis
 }
 
 #[test]
+fn streams_that_are_set_not_to_block_are_waited_for() {
+    let pair = Pair::start();
+    let input = lines(4 << 20);
+    let mut sender = send(&pair.a, "x", &["--consumers", "1"]);
+    let (reader, writer) = pipe().expect("a pipe");
+    rustix::io::ioctl_fionbio(&writer, true).expect("it does not block");
+    let receiver = {
+        // The command keeps the pipe open, so that it must go before the reader can see the end.
+        let mut command = weir(["recv", "--exchange", "x"], &pair.b.run_dir);
+        Guarded::spawn(command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()))
+    };
+    let feeder = feed(&mut sender, input.clone());
+    // Nobody reads until the pipe is full and the channel waits.
+    eventually("the channel waits for its consumer", || {
+        let rows = common::channels(&pair.a, "x", "send");
+        rows.first().filter(|row| row["credit"] == 0 && row["backlog"] != 0).map(drop)
+    });
+    let reading = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        File::from(reader).read_to_end(&mut bytes).expect("readable");
+        bytes
+    });
+    feeder.join().expect("the feeder");
+    assert_eq!(sender.output().status.code(), Some(0));
+    let received = receiver.output();
+    assert_eq!(received.status.code(), Some(0), "{}", String::from_utf8_lossy(&received.stderr));
+    assert!(reading.join().expect("a reader") == input, "every record, in order");
+}
+
+#[test]
+fn a_hangup_ends_nobody() {
+    let mut pair = Pair::start();
+    common::signal(pair.a.pid(), Signal::HUP);
+    let receiver = recv(&pair.b, "x", "0/1");
+    let mut sender = send(&pair.a, "x", &["--consumers", "1"]);
+    feed(&mut sender, b"one\n".to_vec()).join().expect("the feeder");
+    assert_eq!(sender.output().status.code(), Some(0));
+    assert_eq!(receiver.output().stdout, b"one\n");
+    assert!(pair.a.is_running() && pair.a.printed().contains("SIGHUP"));
+}
+
+#[test]
 fn a_command_that_cannot_say_why_it_failed_keeps_its_exit_code() {
     let directory = TempDir::new().expect("a directory");
     let config = directory.path().join("bad.toml");

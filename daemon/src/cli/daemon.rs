@@ -20,7 +20,8 @@ use crate::shard::mailbox::{ShardSender, ToNode, ToShard};
 
 /// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
 ///
-/// Flags win over the configuration file. A second signal ends the daemon without waiting for its channels. Exit codes:
+/// Flags win over the configuration file. A second signal ends the daemon without waiting for its channels. SIGHUP is
+/// ignored. Exit codes:
 /// 0 stopped by a signal, 1 it could not start or go on, 78 the configuration is wrong.
 #[derive(Args, Debug)]
 pub(super) struct DaemonArgs {
@@ -206,6 +207,7 @@ async fn run_node(
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
     /// Kept, not awaited: taken, it does not end the process, and a region beyond the limit on file sizes is an error
     /// like any other.
     _file_too_large: Signal,
@@ -220,15 +222,21 @@ impl Signals {
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
             _file_too_large: listen(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 
-    /// The name of the next one that stops a daemon.
+    /// The name of the next one that stops a daemon. A terminal that goes away does not.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => {
+                    tracing::info!(signal = "SIGHUP", "ignored: settings are read when the daemon starts");
+                }
+            }
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Standard output: text, tables and JSON, and what happens when nobody reads it any more.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 
 use clap::ValueEnum;
+use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
@@ -24,10 +27,35 @@ pub(super) fn wants_json(arguments: &[OsString]) -> bool {
     is_pair || arguments.iter().any(|argument| argument == "--output=json")
 }
 
+/// A stream to write to that may be set not to block, as a parent process can leave it: a write waits all the same.
+pub(super) struct Patient<F>(pub(super) F);
+
+impl<F: Write + AsFd> Write for Patient<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None)?;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Standard output without a buffer of its own.
+pub(super) fn standard_output() -> Result<Patient<File>, Problem> {
+    let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(|e| write_problem(&e))?;
+    Ok(Patient(File::from(stdout)))
+}
+
 /// Prints `text` as it is.
 pub(super) fn print(text: &str) -> Result<(), Problem> {
-    let mut out = io::stdout().lock();
-    done(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    done(standard_output()?.write_all(text.as_bytes()))
 }
 
 /// Says something on standard error, as `weir: TEXT`. That it cannot be said is no reason to end otherwise.

@@ -1,8 +1,7 @@
 //! `weir recv`: the records of an exchange to standard output.
 
 use std::fs::File;
-use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -54,14 +53,14 @@ fn rate(text: &str) -> Result<u32, String> {
 pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
-    let stdout = standard_output()?;
+    let stdout = output::standard_output()?;
     let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
     let attached = Client::connect_with(options).map_err(problem)?;
     let task = attached.task("recv").map_err(problem)?;
-    watch_reader(&stdout);
+    watch_reader(&stdout.0);
     let IndexOf { index, count } = arguments.consumer;
     let mut gate = task.gate(&arguments.exchange, index, count, GateOptions::default()).map_err(problem)?;
-    let mut output = RecordOutput::new(File::from(stdout), arguments.framing);
+    let mut output = RecordOutput::new(stdout, arguments.framing);
     // A terminal that shows the records has no place for a progress line.
     let is_shown = io::stdout().is_terminal();
     let progress = Progress::start("received", arguments.quiet || is_shown);
@@ -88,9 +87,9 @@ pub(super) enum Stop {
 }
 
 /// Copies records until the end of data. Output waits for company only while records are there.
-pub(super) fn copy(
+pub(super) fn copy<W: Write>(
     gate: &mut Gate,
-    output: &mut RecordOutput<File>,
+    output: &mut RecordOutput<W>,
     progress: Option<&Progress>,
     mut pace: Option<Pace>,
 ) -> Result<(), Stop> {
@@ -113,9 +112,9 @@ pub(super) fn copy(
 }
 
 /// Adds a record to the output and keeps the rate. Events of applications have no place in a stream of records.
-fn take(
+fn take<W: Write>(
     item: &Item<'_>,
-    output: &mut RecordOutput<File>,
+    output: &mut RecordOutput<W>,
     progress: Option<&Progress>,
     pace: Option<&mut Pace>,
 ) -> io::Result<()> {
@@ -131,14 +130,9 @@ fn take(
     Ok(())
 }
 
-/// Standard output without a buffer of its own.
-fn standard_output() -> Result<OwnedFd, Problem> {
-    io::stdout().as_fd().try_clone_to_owned().map_err(|e| output::write_problem(&e))
-}
-
 /// Ends the process when the reader of a pipe goes away while no record is on its way: nothing would be written then,
 /// and so nothing noticed. The daemon sees the process end and tells the producers.
-fn watch_reader(stdout: &OwnedFd) {
+fn watch_reader(stdout: &File) {
     let Ok(stdout) = stdout.try_clone() else { return };
     let body = move || {
         loop {
