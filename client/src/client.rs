@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::gate::{Gate, GateRequest};
 use crate::options::{ConnectOptions, GateOptions, PartitionOptions};
-use crate::partition::{Partition, PartitionRequest};
+use crate::partition::{ChannelSelector, Partition, PartitionRequest};
 use crate::session::{Session, unexpected};
 use crate::times::TaskTimes;
 
@@ -78,11 +78,12 @@ impl Client {
     }
 
     /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles
-    /// waits. If the daemon has ended since, this attaches anew. A process may make 64 tasks with one daemon, those that
-    /// were dropped included: make one per stage of the pipeline, and use it again.
+    /// waits. If the daemon has ended since, this attaches anew. A process may have 64 tasks at a time with one daemon;
+    /// a task is there until the last handle of it is gone, its partitions and gates included.
     ///
     /// # Errors
-    /// [`Error::Name`]; the daemon refuses or ends meanwhile; or [`Error::NotReattached`].
+    /// [`Error::Name`]; the daemon refuses, ends meanwhile, or does not answer ([`Error::Unanswered`]); or
+    /// [`Error::NotReattached`].
     pub fn task(&self, name: &str) -> Result<Task, Error> {
         check_name(name)?;
         let life = Arc::new(Life::begin(self.connection.attached()?, name)?);
@@ -118,7 +119,8 @@ impl Life {
         };
         let cell = session.cells().start(number, TaskState::Busy, clock::now().0);
         let cell = cell.ok_or_else(|| Error::protocol(format!("there is no task cell {number}")))?;
-        Ok(Self { session, times: Arc::new(TaskTimes::new(cell)), number })
+        let times = Arc::new(TaskTimes::new(cell, Some((Arc::clone(&session), number))));
+        Ok(Self { session, times, number })
     }
 }
 
@@ -153,8 +155,8 @@ impl Task {
     /// of those before.
     ///
     /// # Errors
-    /// The daemon refuses (a number out of range, the place taken, no memory) or ends meanwhile; an option cannot
-    /// work; or [`Error::NotReattached`].
+    /// The daemon refuses (a number out of range, the place taken, no memory), ends meanwhile, or does not answer
+    /// ([`Error::Unanswered`]); an option cannot work; or [`Error::NotReattached`].
     pub fn partition(
         &self,
         exchange: &str,
@@ -166,18 +168,43 @@ impl Task {
     ) -> Result<Partition, Error> {
         check_name(exchange)?;
         let life = self.attached()?;
-        let (task, options) = (life.number, &options);
-        let request = PartitionRequest { task, exchange, producer, producers, consumers, strategy, options };
-        Partition::create(Arc::clone(&life.session), Arc::clone(&life.times), &request)
+        let (task, options, selector) = (life.number, &options, None);
+        let request =
+            PartitionRequest { task, exchange, producer, producers, consumers, strategy, options, selector };
+        Partition::create(Arc::clone(&life.session), Arc::clone(&life.times), request)
     }
 
-    /// Becomes consumer `consumer` of `consumers` of an exchange. Waits for its first producer unless the options
-    /// say how many there are. If the daemon has ended since the last call, this attaches anew; if it ends while this
-    /// waits, that is an error, and the caller asks again.
+    /// As [`Self::partition`], with a selector of the application: it says which consumer gets a record. The ship
+    /// strategy of the exchange is then [`Strategy::Custom`], for all its producers; each has a selector of its own.
     ///
     /// # Errors
-    /// The daemon refuses (a number out of range, the place taken, no memory, a shape that differs from the
-    /// producers') or ends meanwhile; or [`Error::NotReattached`].
+    /// As [`Self::partition`].
+    pub fn partition_with_selector(
+        &self,
+        exchange: &str,
+        producer: u32,
+        producers: u32,
+        consumers: u32,
+        selector: impl ChannelSelector + 'static,
+        options: PartitionOptions,
+    ) -> Result<Partition, Error> {
+        check_name(exchange)?;
+        let life = self.attached()?;
+        let (task, options, strategy) = (life.number, &options, Strategy::Custom);
+        let selector: Option<Box<dyn ChannelSelector>> = Some(Box::new(selector));
+        let request =
+            PartitionRequest { task, exchange, producer, producers, consumers, strategy, options, selector };
+        Partition::create(Arc::clone(&life.session), Arc::clone(&life.times), request)
+    }
+
+    /// Becomes consumer `consumer` of `consumers` of an exchange. Waits for its first producer, for as long as
+    /// [`GateOptions::timeout`] says, unless the options say all that it would be asked. If the daemon has ended since
+    /// the last call, this attaches anew; if it ends while this waits, that is an error, and the caller asks again.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if no producer came: the place is free again then. The daemon refuses (a number out of range,
+    /// the place taken, no memory, a shape that differs from the producers'), ends meanwhile, or does not answer
+    /// ([`Error::Unanswered`]); or [`Error::NotReattached`].
     pub fn gate(
         &self,
         exchange: &str,

@@ -31,6 +31,9 @@ pub enum Error {
     /// The daemon ended this client's attachment and said why: it is stopping, for instance. As for
     /// [`Self::DaemonGone`], partitions and gates are of no more use.
     Detached {
+        /// The daemon's name for the kind of reason: `daemon_stopping`, `client_fault`, `over_budget`, `mismatch`. Empty
+        /// if it gave none.
+        code: String,
         /// The daemon's reason.
         text: String,
     },
@@ -40,6 +43,21 @@ pub enum Error {
         waited: Duration,
         /// What came of the last attempt.
         cause: Box<Error>,
+    },
+    /// The daemon did not answer in time: it stands still, or has too much to do. What was asked is taken back: when the
+    /// daemon goes on it ends what it may have made of it, before anything that is asked later. Other handles go on.
+    Unanswered {
+        /// What was asked for.
+        asked: &'static str,
+        /// How long was waited: `request_timeout`, or `timeout` if it did not even take the message.
+        waited: Duration,
+    },
+    /// What was to be waited for did not come in the time that the caller gave. Nothing was created.
+    Timeout {
+        /// What was waited for.
+        awaited: String,
+        /// How long.
+        waited: Duration,
     },
     /// The daemon refused a request. Nothing was created; other handles go on.
     Refused {
@@ -73,6 +91,14 @@ pub enum Error {
     /// `emit_to` named a subpartition that the partition does not have.
     NoSuchSubpartition {
         /// The index given.
+        found: u32,
+        /// How many subpartitions there are.
+        count: u32,
+    },
+    /// The application's selector chose a subpartition that the partition does not have. Nothing of the record was
+    /// written.
+    SelectedOutOfRange {
+        /// The index that it chose.
         found: u32,
         /// How many subpartitions there are.
         count: u32,
@@ -153,10 +179,21 @@ impl fmt::Display for Error {
             Self::DaemonGone { path } => {
                 write!(f, "the daemon at {} ended while this process was attached to it", path.display())
             }
-            Self::Detached { text } => write!(f, "the daemon detached this process: {text}"),
+            Self::Detached { code, text } if code.is_empty() => {
+                write!(f, "the daemon detached this process: {text}")
+            }
+            Self::Detached { code, text } => {
+                write!(f, "the daemon detached this process: {text} ({code})")
+            }
             Self::NotReattached { waited, cause } => {
                 write!(f, "the daemon ended, and none could be attached to within {waited:?}: {cause}")
             }
+            Self::Unanswered { asked, waited } => write!(
+                f,
+                "the daemon did not answer within {waited:?} when it was asked for {asked}: it stands still or has too \
+                 much to do; what was asked is taken back"
+            ),
+            Self::Timeout { awaited, waited } => write!(f, "{awaited} did not come within {waited:?}"),
             Self::Refused { code, text } => write!(f, "the daemon refused: {code}: {text}"),
             Self::Failed { channel: Some(channel), failure } => {
                 write!(f, "channel {channel} failed: {failure}")
@@ -173,6 +210,9 @@ impl fmt::Display for Error {
             }
             Self::NoSuchSubpartition { found, count } => {
                 write!(f, "no subpartition {found}; needed: 0 to {}", count.saturating_sub(1))
+            }
+            Self::SelectedOutOfRange { found, count } => {
+                write!(f, "the selector chose subpartition {found}; needed: 0 to {}", count.saturating_sub(1))
             }
             Self::KeyNeeded => f.write_str("a hash partition needs a key for each record: use emit_keyed"),
             Self::Name { found, cause } => write!(f, "the name {found:?} {cause}"),

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use weir_flow::exchange::{Shape, Strategy};
+use weir_flow::ids::ConsumerIndex;
 use weir_ipc::attach::message::{self, CreateGate, RequestBody, ResponseBody};
 use weir_ipc::gate_port::GatePort;
 use weir_ipc::layout::GateLayout;
@@ -36,6 +37,7 @@ pub struct Gate {
     times: Arc<TaskTimes>,
     ring: u32,
     shape: Shape,
+    consumer: u32,
 }
 
 impl fmt::Debug for Gate {
@@ -76,7 +78,11 @@ impl Gate {
         times: Arc<TaskTimes>,
         request: &GateRequest<'_>,
     ) -> Result<Self, Error> {
-        let (body, descriptors) = session.request(request.body())?;
+        let Some((body, descriptors)) = session.request_within(request.body(), request.options.timeout)?
+        else {
+            let awaited = format!("the first producer of exchange {}", request.exchange);
+            return Err(Error::Timeout { awaited, waited: request.options.timeout.unwrap_or_default() });
+        };
         let ResponseBody::Gate {
             ring,
             segments,
@@ -96,7 +102,7 @@ impl Gate {
             .map(|strategy| Shape { producers, consumers, strategy, segment_bytes, checksum });
         let created = shape.and_then(|shape| {
             let layout = GateLayout { segments, channels };
-            Self::map(Arc::clone(&session), times, ring, shape, layout, request.options, descriptors)
+            Self::map(Arc::clone(&session), times, ring, shape, layout, request, descriptors)
         });
         if created.is_err() {
             session.tell(RequestBody::CloseGate { ring });
@@ -111,9 +117,10 @@ impl Gate {
         ring: u32,
         shape: Shape,
         layout: GateLayout,
-        options: &GateOptions,
+        request: &GateRequest<'_>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
+        let GateRequest { consumer, options, .. } = *request;
         let [rings, region] = take_descriptors(descriptors)?;
         let segment_bytes = check_segment_bytes(shape.segment_bytes)?;
         let port = GatePort::attach(rings, &layout, ring, Arc::clone(session.port()))
@@ -130,13 +137,20 @@ impl Gate {
             checksum: shape.checksum,
             spanning_bytes_max: options.spanning_bytes_max.unwrap_or(session.node().spanning_bytes_max),
         });
-        Ok(Self { reader, view, session, times, ring, shape })
+        Ok(Self { reader, view, session, times, ring, shape, consumer })
     }
 
     /// What the exchange turned out to be.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// The producer that writes this channel. The same number but for `forward` and `rescale`, whose consumers read from
+    /// some of the producers.
+    #[must_use]
+    pub fn producer_of(&self, channel: u32) -> u32 {
+        self.shape.producer_at(ConsumerIndex(self.consumer), channel).0
     }
 
     /// Looks whether the daemon that made this gate is still there. Waits for nothing. What was delivered before can

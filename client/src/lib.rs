@@ -43,13 +43,47 @@
 //! }
 //! ```
 //!
-//! Both as programs: `cargo run -p weir-client --example producer` and `--example consumer`.
+//! Both as programs: `cargo run -p weir-client --example producer` and `--example consumer`; `map` and `fan_out` stand
+//! between them. A process may have several tasks, and a task several gates and partitions.
+//!
+//! # Which consumer gets a record
+//!
+//! An exchange has one [`Strategy`], which all its producers and consumers state alike:
+//!
+//! | strategy | a record goes to |
+//! |---|---|
+//! | [`Strategy::Forward`] | the consumer with the producer's number; there are as many of both |
+//! | [`Strategy::Rebalance`] | all consumers in turn |
+//! | [`Strategy::Rescale`] | those of the producer's own share in turn: with 2 producers and 6 consumers each feeds 3 of them; with 6 producers and 2 consumers each feeds one. Fewer channels than with `Rebalance` |
+//! | [`Strategy::Hash`] | the one that its key belongs to, always the same for equal keys |
+//! | [`Strategy::Broadcast`] | every consumer |
+//! | [`Strategy::Custom`] | the one that a [`ChannelSelector`] of the application names ([`Task::partition_with_selector`]) |
+//!
+//! With `Rebalance` and `Rescale` one consumer is as good as another. So records go round those that keep up: one that has
+//! stopped, or has much more to do than the others, is left out until it has caught up, and an emit waits only when
+//! none has room. [`PartitionOptions::adaptive`] switches that off. With `Hash` it can never be: a record whose consumer
+//! has stopped waits for it. [`Partition::try_emit_keyed`] says so instead of waiting, and other keys can go on.
+//!
+//! When one key has a large part of all records, more consumers do not help: that key has one consumer.
+//! [`Partition::heavy_keys`] names such keys with their shares. [`PartitionOptions::salt`] spreads each key over several
+//! consumers, and says what the readers have to do then.
 //!
 //! # Waiting
 //!
 //! Every call here blocks its thread until it is done, and nothing else: there is no runtime, and one thread per
 //! process beside the application's own, for the buffer timeout. A producer waits when its consumers do not keep
 //! up, a consumer when nothing is there. Both show in the times of their task.
+//!
+//! # When the daemon stands still
+//!
+//! Handing records over and taking them needs no answer of the daemon: while it stands still, producers and consumers
+//! wait as they do for each other, and go on when it does. A call that asks for something (a task, a partition) waits
+//! up to [`ConnectOptions::request_timeout`] and ends with [`Error::Unanswered`]. The attachment goes on: everything
+//! that was made stays good, and what was asked is taken back before anything that is asked later. [`Task::gate`] is
+//! the exception, since what it waits for is a producer: [`GateOptions::timeout`] bounds that.
+//!
+//! Dropping a handle tells the daemon so. If it does not even take that message within [`ConnectOptions::timeout`], the
+//! attachment is over, as if the daemon had ended: else it would keep for ever what it was not told to end.
 //!
 //! # When the daemon ends
 //!
@@ -109,6 +143,8 @@ pub use gate::{Event, Gate, Item, Next, RecordRef};
 pub use options::{
     BufferTimeout, ConnectOptions, ConsumerDeath, GateOptions, PartitionOptions, RUN_DIR_DEFAULT,
 };
-pub use partition::{Finished, Partition, PartitionWaits};
+pub use partition::{
+    ChannelSelector, Finished, HeavyKey, Lacking, Partition, PartitionWaits, Targets, Tried,
+};
 pub use weir_flow::exchange::{Shape, Strategy};
 pub use weir_flow::failure::{Failure, FailureCode};

@@ -16,8 +16,11 @@ pub struct ConnectOptions {
     pub run_dir: PathBuf,
     /// Name under which the daemon lists this process; its command name when not given.
     pub process_name: Option<String>,
-    /// Longest wait for the daemon's first answer: 5 s when not chosen otherwise.
+    /// Longest wait for the daemon's first answer, and later for it to take a message: 5 s when not chosen otherwise.
     pub timeout: Duration,
+    /// Longest wait for the daemon's answer to a later request, for a task or a partition for instance: 30 s when not
+    /// chosen otherwise. What a gate waits for is its producer: see [`GateOptions::timeout`].
+    pub request_timeout: Duration,
     /// How long a call that makes a task, a partition or a gate waits for a daemon when the one that the client was
     /// attached to has ended: 30 s when not chosen otherwise. 0: not at all, the client stays without a daemon.
     pub reattach_timeout: Duration,
@@ -31,6 +34,7 @@ impl ConnectOptions {
             run_dir: run_dir.as_ref().to_path_buf(),
             process_name: None,
             timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(30),
             reattach_timeout: Duration::from_secs(30),
         }
     }
@@ -87,8 +91,8 @@ pub enum ConsumerDeath {
     /// The partition fails, for all its consumers.
     #[default]
     Fail,
-    /// The partition goes on with the others, for as long as there is one. Only for [`Strategy::Rebalance`], whose
-    /// consumers can stand in for each other.
+    /// The partition goes on with the others, for as long as there is one. Only for [`Strategy::Rebalance`] and
+    /// [`Strategy::Rescale`], whose consumers can stand in for each other.
     ///
     /// Records that had been emitted to the consumer that died, and that it had not taken, are lost; they are counted
     /// ([`crate::Partition::lost_records`]) and not emitted again, since some of them may have been read. A record
@@ -97,7 +101,7 @@ pub enum ConsumerDeath {
 }
 
 /// How a partition is made. Sizes left out are the daemon's defaults.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PartitionOptions {
     /// When part-filled segments are handed over.
     pub buffer_timeout: BufferTimeout,
@@ -115,10 +119,47 @@ pub struct PartitionOptions {
     pub retention: Option<u32>,
     /// Number of key groups of a `hash` exchange; from the number of consumers when not given, as Flink does it.
     pub max_parallelism: Option<u32>,
-    /// Where a `rebalance` producer starts its round; random when not given.
+    /// With `hash`: the records of each key are spread over so many of the consumers, instead of going to one. For keys
+    /// that are too much for one consumer ([`crate::Partition::heavy_keys`]). From 1 to the number of consumers; not given
+    /// is the same as 1.
+    ///
+    /// **What the readers have to do then**: each of those consumers sees a part of a key's records, so what it makes of
+    /// them (a count, a sum, a set) is a partial result. Keep it by the plain key, as it was given to `emit_keyed`; no
+    /// salt is added to it. Then emit the partial results, by the same key, to a `hash` exchange without salt, whose
+    /// consumer merges up to so many of them for each key and producer. What cannot be merged from parts, and what needs a
+    /// key's records in their order, cannot be salted.
+    pub salt: Option<u32>,
+    /// Where a `rebalance` or `rescale` producer starts its round; random when not given.
     pub first_subpartition: Option<u32>,
+    /// Whether a `rebalance` or `rescale` producer leaves out consumers that do not keep up, and waits only when none
+    /// does. On when not chosen otherwise. Off: records go to all consumers strictly in turn, and the producer waits for
+    /// the one whose turn it is, so that the slowest consumer sets the pace of all. Other strategies, whose consumers are
+    /// not interchangeable, do not look at this.
+    ///
+    /// A record stays with the consumer for which it was begun. One that is longer than `quota` and `overdraft` together
+    /// (480 KiB with the daemon's defaults) may have to wait for that one in its middle.
+    pub adaptive: bool,
     /// What becomes of the partition when one of its consumers dies.
     pub on_consumer_death: ConsumerDeath,
+}
+
+impl Default for PartitionOptions {
+    fn default() -> Self {
+        Self {
+            buffer_timeout: BufferTimeout::default(),
+            checksum: false,
+            exclusive: None,
+            floating: None,
+            quota: None,
+            overdraft: None,
+            retention: None,
+            max_parallelism: None,
+            salt: None,
+            first_subpartition: None,
+            adaptive: true,
+            on_consumer_death: ConsumerDeath::default(),
+        }
+    }
 }
 
 /// How a gate is made. What is left out is what the producers say, or the daemon's default.
@@ -137,4 +178,6 @@ pub struct GateOptions {
     pub floating: Option<u32>,
     /// Most bytes held in records that span segments. One record may always exceed it.
     pub spanning_bytes_max: Option<u64>,
+    /// Longest wait for the first producer; without bound when not given. 0: only if one is known already.
+    pub timeout: Option<Duration>,
 }

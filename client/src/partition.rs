@@ -1,5 +1,8 @@
 //! A result partition: what a producer writes its records into.
 
+mod custom;
+mod emit;
+mod heavy;
 mod losses;
 mod selection;
 mod writer;
@@ -8,12 +11,11 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use weir_flow::exchange::Strategy;
+use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::flush::{Flush, FlushClock};
-use weir_flow::ids::Time;
+use weir_flow::flush::FlushClock;
+use weir_flow::ids::{ProducerIndex, SubpartitionIndex, Time};
 use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec};
-use weir_flow::record::RecordWriter;
 use weir_ipc::attach::message::{self, CreatePartition, RequestBody, ResponseBody};
 use weir_ipc::layout::PartitionLayout;
 use weir_ipc::partition_port::PartitionPort;
@@ -21,8 +23,11 @@ use weir_ipc::region::SendMapping;
 use weir_ipc::signal::WaitView;
 use weir_ipc::task_cell::TaskState;
 
-use self::selection::Selection;
-use self::writer::{Emission, Emitted, Lack, Writer, WriterParts};
+pub use self::custom::{ChannelSelector, Targets};
+pub use self::emit::{Lacking, Tried};
+pub use self::heavy::HeavyKey;
+use self::selection::{Selection, SelectionRequest};
+use self::writer::{Emitted, Lack, Writer, WriterParts};
 use crate::clock;
 use crate::error::Error;
 use crate::flusher::{self, Registration};
@@ -75,7 +80,8 @@ impl flusher::Flush for Shared {
 pub struct PartitionWaits {
     /// For a segment of its pool, in nanoseconds.
     pub segment_ns: u64,
-    /// For a segment while its subpartition held as many as it may, in nanoseconds.
+    /// For a segment while its subpartition held as many as it may, in nanoseconds; with adaptive selection also while
+    /// those that had room had too much to do already.
     pub quota_ns: u64,
     /// For a place for an event, in nanoseconds.
     pub event_ns: u64,
@@ -93,7 +99,8 @@ pub struct Finished {
     pub lost_records: u64,
 }
 
-/// A result partition: one producer's output, with one subpartition for each consumer (one in all for `forward`).
+/// A result partition: one producer's output, with one subpartition for each consumer that it feeds (one in all for
+/// `forward`, and for `broadcast`, whose consumers all read the same segments).
 ///
 /// Records go into a segment of the subpartition that the ship strategy names, and the segment goes to the daemon
 /// when it is full or its buffer timeout has passed. An emit that finds no free segment waits until consumers have
@@ -105,10 +112,12 @@ pub struct Finished {
 pub struct Partition {
     shared: Arc<Shared>,
     selection: Selection,
-    /// Which consumers were found to be gone; empty while none was.
+    /// Which subpartitions' consumers were found to be gone; empty while none was.
     gone: Vec<bool>,
     checksum: bool,
     subpartitions: u32,
+    shape: Shape,
+    producer: u32,
     record_bytes_max: u32,
     event_bytes_max: usize,
     waits: PartitionWaits,
@@ -132,6 +141,16 @@ pub(crate) struct PartitionRequest<'a> {
     pub(crate) consumers: u32,
     pub(crate) strategy: Strategy,
     pub(crate) options: &'a PartitionOptions,
+    /// For `custom`, and only for it.
+    pub(crate) selector: Option<Box<dyn ChannelSelector>>,
+}
+
+/// What a partition is to be, as its application chose.
+struct Chosen<'a> {
+    selection: Selection,
+    shape: Shape,
+    producer: u32,
+    options: &'a PartitionOptions,
 }
 
 /// What the daemon made: [`ResponseBody::Partition`].
@@ -145,6 +164,17 @@ struct Made {
 }
 
 impl PartitionRequest<'_> {
+    /// What both ends must agree on, but for the size of a segment, which the daemon knows.
+    fn shape(&self) -> Shape {
+        Shape {
+            producers: self.producers,
+            consumers: self.consumers,
+            strategy: self.strategy,
+            segment_bytes: 0,
+            checksum: self.options.checksum,
+        }
+    }
+
     fn body(&self) -> RequestBody {
         let options = self.options;
         RequestBody::CreatePartition(CreatePartition {
@@ -172,17 +202,22 @@ impl Partition {
     pub(crate) fn create(
         session: Arc<Session>,
         times: Arc<TaskTimes>,
-        request: &PartitionRequest<'_>,
+        mut request: PartitionRequest<'_>,
     ) -> Result<Self, Error> {
-        let options = request.options;
-        let selection = Selection::new(request.strategy, request.consumers, options)?;
+        let (options, producer) = (request.options, request.producer);
+        let mut shape = request.shape();
+        let (strategy, selector) = (request.strategy, request.selector.take());
+        let subpartitions = shape.builders(ProducerIndex(producer));
+        let selection = Selection::new(SelectionRequest { strategy, subpartitions, options, selector })?;
         let (body, descriptors) = session.request(request.body())?;
         let ResponseBody::Partition { ring, segments, subpartitions, quota, overdraft, segment_bytes } = body
         else {
             return Err(unexpected(&body, "a partition"));
         };
         let made = Made { ring, segments, subpartitions, quota, overdraft, segment_bytes };
-        let created = Self::map(Arc::clone(&session), times, selection, options, &made, descriptors);
+        shape.segment_bytes = segment_bytes;
+        let chosen = Chosen { selection, shape, producer, options };
+        let created = Self::map(Arc::clone(&session), times, chosen, &made, descriptors);
         if created.is_err() {
             session.tell(RequestBody::ClosePartition { ring });
         }
@@ -193,11 +228,11 @@ impl Partition {
     fn map(
         session: Arc<Session>,
         times: Arc<TaskTimes>,
-        selection: Selection,
-        options: &PartitionOptions,
+        chosen: Chosen<'_>,
         made: &Made,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
+        let Chosen { selection, shape, producer, options } = chosen;
         let [rings, region] = take_descriptors(descriptors)?;
         let Made { ring, segments, subpartitions, quota, overdraft, .. } = *made;
         let segment_bytes = check_segment_bytes(made.segment_bytes)?;
@@ -228,13 +263,15 @@ impl Partition {
             gone,
             checksum,
             subpartitions,
+            shape,
+            producer,
             record_bytes_max,
             event_bytes_max,
             waits,
         })
     }
 
-    /// How many subpartitions there are.
+    /// How many subpartitions there are to emit to; with `broadcast` one, which stands for all consumers.
     #[must_use]
     pub fn subpartitions(&self) -> u32 {
         self.subpartitions
@@ -268,145 +305,50 @@ impl Partition {
         self.shared.lock().losses().1
     }
 
-    /// Emits a record to the consumer that the ship strategy chooses. Waits while there is no segment for it.
-    ///
-    /// # Errors
-    /// [`Error::RecordTooLarge`] and [`Error::KeyNeeded`] before anything is written; [`Error::Failed`] when the
-    /// partition has failed; or the daemon is gone.
-    #[inline]
-    pub fn emit(&mut self, record: &[u8]) -> Result<(), Error> {
-        self.emit_selected(record, None)
-    }
-
-    /// Emits a record to the consumer that its key chooses. Strategies other than `hash` do not look at the key.
-    ///
-    /// # Errors
-    /// As [`Self::emit`].
-    #[inline]
-    pub fn emit_keyed(&mut self, key: &[u8], record: &[u8]) -> Result<(), Error> {
-        self.emit_selected(record, Some(key))
-    }
-
-    /// Emits a record to this subpartition, whatever the strategy.
-    ///
-    /// # Errors
-    /// As [`Self::emit`], and [`Error::NoSuchSubpartition`]; [`Error::Failed`] with the subpartition as its channel if
-    /// the partition goes on without that consumer.
-    #[inline]
-    pub fn emit_to(&mut self, subpartition: u32, record: &[u8]) -> Result<(), Error> {
-        match self.emit_at(subpartition, record)? {
-            Emitted::Done(()) => Ok(()),
-            Emitted::Gone => Err(gone(subpartition)),
-        }
-    }
-
-    #[inline]
-    fn emit_selected(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<(), Error> {
-        loop {
-            let subpartition = self.select(record, key)?;
-            match self.emit_at(subpartition, record)? {
-                Emitted::Done(()) => return Ok(()),
-                // The whole record goes to another one: a part of it that was written here is never read.
-                Emitted::Gone => self.see_gone(subpartition),
-            }
-        }
-    }
-
-    /// The subpartition for the next record: the strategy's choice among the consumers that are there.
-    #[inline]
-    fn select(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<u32, Error> {
-        let mut chosen = self.selection.select(record, key, self.subpartitions)?;
-        if self.gone.is_empty() {
-            return Ok(chosen);
-        }
-        for _ in 0..self.subpartitions {
-            if !self.gone.get(chosen as usize).copied().unwrap_or(false) {
-                return Ok(chosen);
-            }
-            chosen = self.selection.select(record, key, self.subpartitions)?;
-        }
-        Err(self.shared.lock().all_gone())
-    }
-
-    #[cold]
-    fn see_gone(&mut self, subpartition: u32) {
-        self.gone.resize(self.subpartitions as usize, false);
-        if let Some(is_gone) = self.gone.get_mut(subpartition as usize) {
-            *is_gone = true;
-        }
-    }
-
-    #[inline]
-    fn emit_at(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
-        if record.len() <= self.record_bytes_max as usize {
-            let appended = self.shared.lock().append(subpartition, record)?;
-            match appended {
-                Some(Flush::Nothing) => return Ok(Emitted::Done(())),
-                Some(flush) => return self.flush_record(subpartition, flush).map(Emitted::Done),
-                None => {}
-            }
-        }
-        self.emit_slowly(subpartition, record)
-    }
-
-    /// Emits a record if that needs no wait. `false`: it does, and nothing was written. The strategy has then made
-    /// its choice all the same; `rebalance` goes on to the next consumer.
-    ///
-    /// A record that is longer than a segment may still wait, once more of it is written than the overdraft holds.
-    ///
-    /// # Errors
-    /// As [`Self::emit`].
-    pub fn try_emit(&mut self, record: &[u8]) -> Result<bool, Error> {
-        loop {
-            let subpartition = self.select(record, None)?;
-            match self.try_emit_at(subpartition, record)? {
-                Emitted::Done(is_emitted) => return Ok(is_emitted),
-                Emitted::Gone => self.see_gone(subpartition),
-            }
-        }
-    }
-
-    /// As [`Self::try_emit`], to this subpartition.
-    ///
-    /// # Errors
-    /// As [`Self::emit_to`].
-    pub fn try_emit_to(&mut self, subpartition: u32, record: &[u8]) -> Result<bool, Error> {
-        match self.try_emit_at(subpartition, record)? {
-            Emitted::Done(is_emitted) => Ok(is_emitted),
-            Emitted::Gone => Err(gone(subpartition)),
-        }
-    }
-
-    fn try_emit_at(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<bool>, Error> {
-        self.check_record(record)?;
-        let prepared = self.shared.lock().prepare(subpartition, record.len())?;
-        if prepared != Emitted::Done(true) {
-            return Ok(prepared);
-        }
-        Ok(match self.emit_at(subpartition, record)? {
-            Emitted::Done(()) => Emitted::Done(true),
-            Emitted::Gone => Emitted::Gone,
-        })
-    }
-
-    /// Waits until every subpartition can take a record. The task counts as backpressured, but still able to react;
-    /// an [`Self::emit`] that waits counts as blocked.
+    /// Waits until every subpartition can take a record; with adaptive selection, until any can. The task counts as
+    /// backpressured, but still able to react; an [`Self::emit`] that waits counts as blocked.
     ///
     /// # Errors
     /// The partition has failed, or the daemon is gone.
     pub fn wait_available(&mut self) -> Result<(), Error> {
+        let is_adaptive = self.is_adaptive();
         let Self { shared, waits, .. } = self;
         wait(shared, waits, TaskState::Soft, |writer| {
-            Ok(if writer.is_available()? { Ok(()) } else { Err(Lack::Segment) })
+            let is_available =
+                if is_adaptive { writer.is_any_available()? } else { writer.is_available()? };
+            Ok(if is_available { Ok(()) } else { Err(Lack::Segment) })
         })
     }
 
-    /// Whether every subpartition can take a record now.
+    /// Whether every subpartition can take a record now; with adaptive selection, whether any can.
     ///
     /// # Errors
     /// The partition has failed.
     pub fn is_available(&mut self) -> Result<bool, Error> {
-        self.shared.lock().is_available()
+        let is_adaptive = self.is_adaptive();
+        let mut writer = self.shared.lock();
+        if is_adaptive { writer.is_any_available() } else { writer.is_available() }
+    }
+
+    /// Whether records go round those consumers only that keep up ([`PartitionOptions::adaptive`]).
+    #[must_use]
+    pub fn is_adaptive(&self) -> bool {
+        matches!(self.selection, Selection::Adaptive(_))
+    }
+
+    /// The consumer that reads this subpartition. The same number but for `forward` and `rescale`, whose producers feed
+    /// some of the consumers.
+    #[must_use]
+    pub fn consumer_of(&self, subpartition: u32) -> u32 {
+        self.shape.consumer_at(ProducerIndex(self.producer), SubpartitionIndex(subpartition)).0
+    }
+
+    /// The error for a consumer that was asked for by its number, and that the partition goes on without.
+    #[cold]
+    fn gone_error(&self, subpartition: u32) -> Error {
+        let consumer = self.consumer_of(subpartition);
+        let text = format!("consumer {consumer} is gone, and the partition goes on without it");
+        Error::Failed { channel: Some(consumer), failure: Failure::new(FailureCode::ConsumerGone, text) }
     }
 
     /// Emits an event to every consumer, behind all records so far; with `priority`, ahead of all that still wait.
@@ -427,7 +369,7 @@ impl Partition {
     pub fn emit_event_to(&mut self, subpartition: u32, payload: &[u8], priority: bool) -> Result<(), Error> {
         match self.emit_event_at(subpartition, payload, priority)? {
             Emitted::Done(()) => Ok(()),
-            Emitted::Gone => Err(gone(subpartition)),
+            Emitted::Gone => Err(self.gone_error(subpartition)),
         }
     }
 
@@ -472,48 +414,6 @@ impl Partition {
         let (lost_consumers, lost_records) = shared.lock().losses();
         Ok(Finished { lost_consumers, lost_records })
     }
-
-    fn check_record(&self, record: &[u8]) -> Result<(), Error> {
-        let max = self.record_bytes_max as usize;
-        if record.len() > max { Err(Error::RecordTooLarge { found: record.len(), max }) } else { Ok(()) }
-    }
-
-    /// A record that does not fit into the open segment.
-    #[cold]
-    #[inline(never)]
-    fn emit_slowly(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
-        let writer = RecordWriter::new(record, self.checksum, self.record_bytes_max)
-            .map_err(|error| Error::RecordTooLarge { found: error.bytes, max: error.max as usize })?;
-        let mut emission = Emission::new(writer);
-        let Self { shared, waits, .. } = self;
-        match wait(shared, waits, TaskState::Hard, |writer| writer.advance(subpartition, &mut emission))? {
-            Emitted::Done(flush) => self.flush_record(subpartition, flush).map(Emitted::Done),
-            Emitted::Gone => Ok(Emitted::Gone),
-        }
-    }
-
-    /// Does what the buffer timeout asks for after a record.
-    #[cold]
-    #[inline(never)]
-    fn flush_record(&mut self, subpartition: u32, flush: Flush) -> Result<(), Error> {
-        match flush {
-            Flush::Nothing => {}
-            Flush::At(due) => self.shared.arm(due),
-            Flush::Now => {
-                if !self.shared.lock().submit_part(subpartition)? {
-                    self.shared.arm(clock::now().after_ns(RETRY_NS));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The error for a consumer that was asked for by its number, and that the partition goes on without.
-#[cold]
-fn gone(subpartition: u32) -> Error {
-    let text = format!("consumer {subpartition} is gone, and the partition goes on without it");
-    Error::Failed { channel: Some(subpartition), failure: Failure::new(FailureCode::ConsumerGone, text) }
 }
 
 impl Drop for Partition {
@@ -552,13 +452,14 @@ fn wait<T>(
             }
         };
         // The daemon rings when it returned or published something. Room in the ring comes without.
-        let deadline = (lack == Lack::Room).then(|| start.after_ns(RETRY_NS));
+        // So does what only time can change.
+        let deadline = matches!(lack, Lack::Room | Lack::Turn).then(|| start.after_ns(RETRY_NS));
         let slept = shared.session.sleep(&Wanted::News(&shared.view), deadline);
         shared.lock().port().cancel_wait();
         let waited = clock::now().since_ns(start);
         *match lack {
             Lack::Segment => &mut waits.segment_ns,
-            Lack::Quota => &mut waits.quota_ns,
+            Lack::Quota | Lack::Turn => &mut waits.quota_ns,
             Lack::Event => &mut waits.event_ns,
             Lack::Room => &mut waits.ring_ns,
         } += waited;

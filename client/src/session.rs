@@ -14,11 +14,20 @@
 //!
 //! **The daemon's death** is the end of the socket or of the pipe. It ends every wait with an error, for good: an
 //! attachment that is over stays over. The next one is made by [`crate::connection`].
+//!
+//! # A daemon that stands still
+//!
+//! It may be stopped, or have no time, and go on later with what it was asked. A request that it does not answer in time
+//! is taken back: the daemon ends what it made of it as soon as it comes to it, before anything that is asked later, and
+//! the attachment goes on. Only if the daemon does not even take the message that gives something back is the attachment
+//! over: the daemon finds its end when it goes on, and ends everything of it.
+
+mod asking;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -42,6 +51,9 @@ use crate::options::ConnectOptions;
 
 /// Name of the attach socket in the run directory.
 const ATTACH_SOCKET: &str = "attach.sock";
+
+/// Tries to send a message, each for its part of the time: a process that stood still itself during one has another.
+const SEND_TRIES: u32 = 2;
 
 /// How long a daemon that closed the pipe may take to say why on the socket.
 const REASON_NS_MAX: u64 = 1_000_000_000;
@@ -74,6 +86,10 @@ pub(crate) struct Session {
     port: Arc<SessionPort>,
     cells: TaskCells,
     node: Node,
+    /// How long the daemon may take to take a message.
+    send_timeout: Duration,
+    /// How long the daemon may take to answer a request.
+    request_timeout: Duration,
     next_id: AtomicU64,
     state: Mutex<State>,
 }
@@ -82,7 +98,12 @@ pub(crate) struct Session {
 #[derive(Clone, Debug)]
 enum Ended {
     Gone,
-    Detached(String),
+    Detached {
+        code: String,
+        text: String,
+    },
+    /// It takes no messages.
+    Deaf,
     Protocol(String),
 }
 
@@ -149,8 +170,8 @@ impl State {
     }
 
     fn handle_response(&mut self, response: Response, descriptors: Vec<OwnedFd>) {
-        if let ResponseBody::Detached { text } = response.body {
-            self.ended = Some(Ended::Detached(text));
+        if let ResponseBody::Detached { code, text } = response.body {
+            self.ended = Some(Ended::Detached { code, text });
         } else if let Some(answer) = self.answers.get_mut(&response.id) {
             *answer = Some((response.body, descriptors));
         }
@@ -170,8 +191,7 @@ impl Session {
             Ok(()) | Err(AttachError::Closed) => {}
             Err(cause) => return Err(unreachable(cause)),
         }
-        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        let deadline = clock::now().after_ns(timeout_ns);
+        let deadline = after(timeout);
         while !poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(deadline))? {
             if deadline <= clock::now() {
                 return Err(unreachable(AttachError::WouldBlock));
@@ -181,12 +201,16 @@ impl Session {
         let (node, fds, cells) = welcome(response.body, descriptors)?;
         let port = SessionPort::attach(fds).map_err(|cause| Error::os("mapping the session page", cause))?;
         let cells = TaskCells::attach(cells).map_err(|cause| Error::os("mapping the task cells", cause))?;
+        // An attempt to attach may have had less time than later messages have.
+        bound_sends(&connection, options.timeout).map_err(unreachable)?;
         Ok(Self {
             path,
             connection,
             port: Arc::new(port),
             cells,
             node,
+            send_timeout: options.timeout,
+            request_timeout: options.request_timeout,
             next_id: AtomicU64::new(2),
             state: Mutex::default(),
         })
@@ -205,39 +229,6 @@ impl Session {
     /// The cells of the attachment's tasks.
     pub(crate) fn cells(&self) -> &TaskCells {
         &self.cells
-    }
-
-    /// Asks, and waits for the answer. A refusal is an error.
-    pub(crate) fn request(&self, body: RequestBody) -> Result<Answer, Error> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.lock().answers.insert(id, None);
-        let sent = self.send(id, body);
-        let slept = sent.and_then(|()| self.sleep(&Wanted::Answer(id), None));
-        let answer = self.lock().answers.remove(&id).flatten();
-        match (answer, slept) {
-            (Some((ResponseBody::Refused { code, text }, _)), _) => Err(Error::Refused { code, text }),
-            (Some(answer), _) => Ok(answer),
-            (None, Err(error)) => Err(error),
-            (None, Ok(())) => Err(Error::protocol("a wait for an answer ended without one")),
-        }
-    }
-
-    /// Tells, and does not wait. That the daemon is gone is no news to who leaves it.
-    pub(crate) fn tell(&self, body: RequestBody) {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let _ = self.send(id, body);
-    }
-
-    fn send(&self, id: u64, body: RequestBody) -> Result<(), Error> {
-        match socket::send_request(&self.connection, &Request { id, body }) {
-            Ok(()) => Ok(()),
-            Err(AttachError::Closed) => {
-                // The daemon may have said why before it left.
-                self.read_last_words();
-                Err(self.lock().ended.as_ref().map_or_else(|| self.gone(), |ended| self.error(ended)))
-            }
-            Err(cause) => Err(Error::os("asking the daemon", io_error(cause))),
-        }
     }
 
     /// Sleeps until what is wanted is there or `deadline` has passed. An announced wait must have looked at its port
@@ -382,7 +373,12 @@ impl Session {
     fn error(&self, ended: &Ended) -> Error {
         match ended {
             Ended::Gone => self.gone(),
-            Ended::Detached(text) => Error::Detached { text: text.clone() },
+            Ended::Detached { code, text } => Error::Detached { code: code.clone(), text: text.clone() },
+            Ended::Deaf => {
+                let text = format!("it took no message for {:?}", self.send_timeout);
+                let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+                Error::DaemonUnreachable { path: self.path.clone(), cause }
+            }
             Ended::Protocol(text) => Error::protocol(text),
         }
     }
@@ -396,9 +392,7 @@ fn open(path: &Path, timeout: Duration) -> Result<OwnedFd, AttachError> {
     let flags = SocketFlags::CLOEXEC;
     let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(refused("socket"))?;
-    // No time at all would mean: for ever.
-    let timeout = timeout.max(Duration::from_millis(1));
-    set_socket_timeout(&connection, Timeout::Send, Some(timeout)).map_err(refused("setsockopt"))?;
+    bound_sends(&connection, timeout)?;
     loop {
         match rustix::net::connect(&connection, &address) {
             Ok(()) => return Ok(connection),
@@ -407,6 +401,18 @@ fn open(path: &Path, timeout: Duration) -> Result<OwnedFd, AttachError> {
             Err(errno) => return Err(AttachError::Os { call: "connect", errno }),
         }
     }
+}
+
+/// Bounds the time that the tries to send a message wait until the daemon takes it.
+fn bound_sends(connection: &OwnedFd, timeout: Duration) -> Result<(), AttachError> {
+    // No time at all would mean: for ever.
+    let timeout = (timeout / SEND_TRIES).max(Duration::from_millis(1));
+    set_socket_timeout(connection, Timeout::Send, Some(timeout))
+        .map_err(|errno| AttachError::Os { call: "setsockopt", errno })
+}
+
+fn after(duration: Duration) -> Time {
+    clock::now().after_ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Takes one message off the socket.
@@ -468,7 +474,7 @@ fn welcome(body: ResponseBody, descriptors: Vec<OwnedFd>) -> Result<(Node, Sessi
             Ok((node, SessionFds { page, doorbell, wakeup }, cells))
         }
         ResponseBody::Refused { code, text } => Err(Error::Refused { code, text }),
-        ResponseBody::Detached { text } => Err(Error::Detached { text }),
+        ResponseBody::Detached { code, text } => Err(Error::Detached { code, text }),
         other => Err(unexpected(&other, "welcome")),
     }
 }

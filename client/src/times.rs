@@ -2,16 +2,22 @@
 //!
 //! Several handles of a task may wait at once, on several threads. The cell says the gravest of it: hard before soft
 //! before idle before busy. So a task counts as idle only while none of its outputs waits.
+//!
+//! Every handle of a task shares its times, and so whoever lets go of them last gives the task's cell back.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use weir_ipc::attach::message::RequestBody;
 use weir_ipc::task_cell::{TaskCell, TaskState};
 
 use crate::clock;
+use crate::session::Session;
 
 /// The times of one task, shared by its handles.
 pub(crate) struct TaskTimes {
     state: Mutex<State>,
+    /// Whose daemon made the task, and its number there; none for one that no daemon knows.
+    made: Option<(Arc<Session>, u32)>,
 }
 
 struct State {
@@ -41,9 +47,10 @@ impl State {
 }
 
 impl TaskTimes {
-    /// The times of a task that was just started and is busy.
-    pub(crate) fn new(cell: TaskCell) -> Self {
-        Self { state: Mutex::new(State { cell, waits: [0; TaskState::ALL.len()] }) }
+    /// The times of a task that was just started and is busy. When they go, the daemon of `made` is told that its task
+    /// of that number has ended.
+    pub(crate) fn new(cell: TaskCell, made: Option<(Arc<Session>, u32)>) -> Self {
+        Self { state: Mutex::new(State { cell, waits: [0; TaskState::ALL.len()] }), made }
     }
 
     /// Counts a wait of this kind until the answer is dropped.
@@ -58,6 +65,14 @@ impl TaskTimes {
             *count = change(*count);
         }
         state.show();
+    }
+}
+
+impl Drop for TaskTimes {
+    fn drop(&mut self) {
+        if let Some((session, task)) = self.made.take() {
+            session.tell(RequestBody::CloseTask { task });
+        }
     }
 }
 
@@ -81,7 +96,7 @@ mod tests {
     fn the_cell_shows_the_gravest_wait_and_goes_back_to_busy() {
         let (cells, reader) = weir_ipc::task_cell::private(4).expect("cells");
         let cell = cells.start(3, TaskState::Busy, clock::now().0).expect("cell 3");
-        let times = TaskTimes::new(cell);
+        let times = TaskTimes::new(cell, None);
         let shown = || reader.read(3).expect("valid").expect("started").state;
         assert_eq!(shown(), TaskState::Busy);
         let idle = times.enter(TaskState::Idle);
@@ -102,7 +117,7 @@ mod tests {
     fn the_times_of_a_task_add_up_to_the_time_that_passed() {
         let (cells, reader) = weir_ipc::task_cell::private(4).expect("cells");
         let start = clock::now().0;
-        let times = TaskTimes::new(cells.start(0, TaskState::Busy, start).expect("cell"));
+        let times = TaskTimes::new(cells.start(0, TaskState::Busy, start).expect("cell"), None);
         for kind in [TaskState::Idle, TaskState::Soft, TaskState::Hard] {
             drop(times.enter(kind));
         }

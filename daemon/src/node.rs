@@ -10,9 +10,12 @@
 //! | [`peers`] | control links: which of two stays, what is sent over them, when a peer counts as lost |
 //! | [`attachments`] | clients: who may attach, and what becomes of what they have |
 //! | [`creation`] | partitions and gates: what may be created, and its memory |
+//! | [`making`] | the threads that make that memory |
 //! | [`holds`] | who has which memory, and when nobody has it any more |
 //! | [`routing`] | what the catalog asks for: channels, announcements, failures |
 //! | [`data_links`] | which data links exist |
+//! | [`link_sockets`] | the sockets of data links: dialled, accepted, handed to shards, turned away |
+//! | [`plan`] | the job graph of what is attached |
 //! | [`drain`] | how a node stops |
 
 mod attachments;
@@ -21,9 +24,12 @@ mod data_links;
 mod drain;
 mod handle;
 mod holds;
+mod link_sockets;
 mod load;
+mod making;
 pub mod options;
 mod peers;
+mod plan;
 mod report;
 mod routing;
 
@@ -41,13 +47,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use weir_flow::catalog::Catalog;
 use weir_flow::exchange::Name;
+use weir_flow::failure::Failure;
 use weir_flow::ids::Incarnation;
-use weir_flow::pool::budget::NodeBudget;
+use weir_flow::pool::budget::{NodeBudget, ReservationId};
 use weir_flow::wire::Message;
 
+use crate::attach::create::{Made, RegionPlan};
 use crate::attach::listener::{AttachListener, Connected};
-use crate::attach::run_dir::RunDir;
+use crate::attach::run_dir::{RunDir, SocketFile};
 use crate::attach::session::SessionEvent;
+use crate::link::dial::Dials;
 use crate::link::handshake::{self, HandshakeError, Identity, Peer};
 use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
@@ -62,6 +71,7 @@ use creation::WaitingGates;
 use data_links::{DataLinks, Route, SocketName, Step};
 use drain::Drain;
 use load::LoadTable;
+use making::{Make, Makers, Making};
 use peers::{ControlId, Peers};
 
 /// Events that may wait for the node. Senders wait, so a flood slows the flooders.
@@ -69,6 +79,9 @@ const EVENTS_MAX: usize = 256;
 
 /// Time between samples of the shards' load.
 const LOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between looks for the node's own sockets.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What tasks of the control thread tell the node.
 #[derive(Debug)]
@@ -144,8 +157,27 @@ pub(crate) enum NodeEvent {
         /// Where to.
         reply: oneshot::Sender<report::NodeReport>,
     },
+    /// Somebody asks for the plan.
+    Plan {
+        /// Where to.
+        reply: oneshot::Sender<plan::PlanFacts>,
+    },
+    /// It is time to look whether the node can still be found.
+    LookForSockets,
     /// Somebody has let go of the last of a region.
     RegionsGone,
+    /// A region is made.
+    Made {
+        /// For what.
+        making: Box<Making>,
+        /// The region, or why there is none.
+        made: Result<Box<Made>, Failure>,
+    },
+    /// A region that nobody wanted is given back.
+    Discarded {
+        /// What it was charged as.
+        reservation: ReservationId,
+    },
     /// The node is to drain and end.
     Drain,
 }
@@ -199,8 +231,12 @@ pub struct Node {
     /// Whether [`NodeEvent::Retry`] is under way.
     is_retry_due: bool,
     waiting_gates: WaitingGates,
+    makers: Makers,
     last_incarnation: u64,
     refused: listen::Refusals,
+    /// Whether the log says that a socket has vanished.
+    is_vanishing_told: bool,
+    dials: Dials,
     drain: Option<Drain>,
     /// Everything that runs beside the node. Aborted when the node ends.
     tasks: JoinSet<()>,
@@ -231,7 +267,7 @@ impl Node {
         if let Some(peer) = options.peers.iter().find(|peer| peer.node == options.node) {
             return Err(StartError::OwnPeer { name: peer.node.clone() });
         }
-        let run_dir = RunDir::lock(run_dir)?;
+        let mut run_dir = RunDir::lock(run_dir)?;
         link_options::check(&options.link)?;
         let listener = listen::bind(options.listen, options.key.is_some())?;
         let listen = listener.local_addr().map_err(os("asking for the listening address"))?;
@@ -242,6 +278,8 @@ impl Node {
             node: options.node.clone(),
             epoch: new_epoch(),
             segment_bytes: options.limits.segment_bytes,
+            record_bytes_max: options.limits.record_bytes_max,
+            grace: Duration::from_nanos(options.limits.link_grace_ns),
             shards: shard_count,
             listen_port: listen.port(),
             key: options.key.as_ref().map_or_else(|| Arc::from([]), |key| Arc::from(*key)),
@@ -256,8 +294,12 @@ impl Node {
             steps: Vec::new(),
             is_retry_due: false,
             waiting_gates: WaitingGates::new(),
+            makers: Makers::start(&events, &(Arc::new(RegionPlan::make) as Make))
+                .map_err(os("starting the threads that make regions"))?,
             last_incarnation: identity.epoch,
             refused: listen::Refusals::default(),
+            is_vanishing_told: false,
+            dials: Dials::default(),
             drain: None,
             tasks: JoinSet::new(),
             acceptors: JoinSet::new(),
@@ -279,6 +321,7 @@ impl Node {
             events.clone(),
         ));
         node.reception.spawn(accept_clients(clients, events.clone()));
+        node.acceptors.spawn(look_for_sockets(events.clone()));
         node.watch_regions();
         if node.shards.len() > 1 {
             node.acceptors.spawn(sample_load(node.shards.clone(), events.clone()));
@@ -297,6 +340,16 @@ impl Node {
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.run_dir.path()
+    }
+
+    /// Takes a socket that was made in the run directory as the node's own: it goes when the node ends, and is missed when
+    /// it vanishes.
+    ///
+    /// # Errors
+    /// It does not lie there.
+    pub fn keep_socket(&mut self, path: &Path) -> std::io::Result<()> {
+        self.run_dir.keep(SocketFile::at(path)?);
+        Ok(())
     }
 
     /// Runs until told to drain, or until a shard fails. Shards are told to stop on the way out.
@@ -342,7 +395,11 @@ impl Node {
                 snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot))
             }
             NodeEvent::Report { reply } => self.handle_report(reply),
+            NodeEvent::Plan { reply } => self.handle_plan(reply),
+            NodeEvent::LookForSockets => self.handle_look_for_sockets(),
             NodeEvent::RegionsGone => self.handle_regions_gone(),
+            NodeEvent::Made { making, made } => self.handle_made(*making, made.map(|made| *made)),
+            NodeEvent::Discarded { reservation } => self.handle_discarded(reservation),
             NodeEvent::Drain => self.handle_drain(),
         }
     }
@@ -350,7 +407,9 @@ impl Node {
     fn handle_shard(&mut self, message: ToNode) -> Option<NodeEnd> {
         match message {
             ToNode::LinkLost { key, reason } => self.handle_link_lost(&key, &reason),
-            ToNode::LinkClosed { key, reason } => self.handle_link_closed(&key, &reason),
+            ToNode::LinkClosed { key, reason, is_unsaid } => {
+                self.handle_link_closed(&key, &reason, is_unsaid);
+            }
             ToNode::RingReleased { key } => self.handle_ring_released(key),
             ToNode::AttachmentFault { attachment, text } => self.handle_attachment_fault(attachment, &text),
             ToNode::PartitionFinished { key } => self.handle_partition_finished(key),
@@ -379,6 +438,17 @@ impl Node {
         let by_clock = self.identity.epoch.saturating_add(elapsed);
         self.last_incarnation = by_clock.max(self.last_incarnation.saturating_add(1));
         Incarnation(self.last_incarnation)
+    }
+
+    /// Says once that a socket has vanished: nobody else can tell, for nobody finds this daemon by it.
+    fn handle_look_for_sockets(&mut self) {
+        let vanished: Vec<&Path> = self.run_dir.vanished().collect();
+        if !vanished.is_empty() && !std::mem::replace(&mut self.is_vanishing_told, true) {
+            tracing::warn!(
+                ?vanished,
+                "sockets of this daemon were removed: start it anew to be found by them"
+            );
+        }
     }
 
     fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
@@ -453,6 +523,16 @@ async fn accept_peers(
                 });
             }
             Some(_) = handshakes.join_next() => {}
+        }
+    }
+}
+
+async fn look_for_sockets(events: mpsc::Sender<NodeEvent>) {
+    let mut ticks = tokio::time::interval(LOOK_INTERVAL);
+    loop {
+        ticks.tick().await;
+        if events.send(NodeEvent::LookForSockets).await.is_err() {
+            return;
         }
     }
 }

@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::{
-    Daemon, DaemonOptions, Guarded, PATIENCE, channels, eventually, free_address, memory_used, signal, weir,
+    Daemon, DaemonOptions, Guarded, PATIENCE, Usage, channels, eventually, free_address, memory_used, number,
+    signal, weir,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -123,33 +124,12 @@ fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn number(row: &Value, key: &str) -> u64 {
-    row[key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"))
-}
-
 /// The next record of a gate.
 fn next_record(gate: &mut Gate) -> Result<Option<Vec<u8>>, Error> {
     match gate.next()? {
         Some(Item::Record(record)) => Ok(Some(record.to_vec())),
         Some(Item::Event(event)) => panic!("no event was sent: {event:?}"),
         None => Ok(None),
-    }
-}
-
-/// What a daemon's process holds.
-#[derive(Clone, Copy, Debug)]
-struct Usage {
-    resident_bytes: u64,
-    descriptors: usize,
-}
-
-impl Usage {
-    fn of(daemon: &Daemon) -> Self {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").count();
-        Self { resident_bytes: kib << 10, descriptors }
     }
 }
 
@@ -246,8 +226,7 @@ impl Storm {
 }
 
 fn is_of_the_life_before(code: FailureCode) -> bool {
-    use FailureCode::{ConsumerGone, DuplicateConsumer, PartitionNotFound, ProducerGone};
-    matches!(code, PartitionNotFound | ConsumerGone | ProducerGone | DuplicateConsumer)
+    matches!(code, FailureCode::ConsumerGone | FailureCode::ProducerGone | FailureCode::DuplicateConsumer)
 }
 
 /// A consumer that is a process of its own, killed while records come.
@@ -483,7 +462,7 @@ impl<'a> Direction<'a> {
         for channel in 0..CHANNELS as usize {
             while self.emitted[channel] < RECORDS {
                 let record = self.record(channel, self.emitted[channel]);
-                if !self.partitions[channel].try_emit(&record).expect("a healthy partition") {
+                if !self.partitions[channel].try_emit(&record).expect("a healthy partition").is_emitted() {
                     break;
                 }
                 self.emitted[channel] += 1;

@@ -122,7 +122,12 @@ fn a_wrong_flag_names_the_flag_and_what_it_needs() {
     assert_fails(
         &with(&["--strategy", "broadcst"]),
         2,
-        &["--strategy", "found \"broadcst\"", "needed forward, rebalance or hash", "fix: weir send --help"],
+        &[
+            "--strategy",
+            "found \"broadcst\"",
+            "needed forward, rebalance, hash, broadcast or rescale",
+            "fix: weir send --help",
+        ],
     );
     assert_fails(&with(&["--producer", "4/4"]), 2, &["--producer", "found \"4/4\"", "0 <= INDEX < COUNT"]);
     assert_fails(&with(&["--producer", "0/0"]), 2, &["--producer"]);
@@ -134,6 +139,17 @@ fn a_wrong_flag_names_the_flag_and_what_it_needs() {
     );
     assert_fails(&with(&["--key-field", "0"]), 2, &["--key-field", "at least 1"]);
     assert_fails(&with(&["--key-field", "1"]), 2, &["--key-field without a key", "needed --strategy hash"]);
+    assert_fails(
+        &with(&["--strategy", "custom"]),
+        2,
+        &["--strategy", "found \"custom\"", "broadcast or rescale"],
+    );
+    assert_fails(&with(&["--salt", "2"]), 2, &["--salt without a key", "needed --strategy hash"]);
+    assert_fails(
+        &with(&["--strategy", "hash", "--salt", "3"]),
+        2,
+        &["found --salt 3 and --consumers 2", "fix: --salt 2"],
+    );
     assert_fails(
         &with(&["--strategy", "forward", "--producer", "0/3"]),
         2,

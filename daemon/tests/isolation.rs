@@ -2,22 +2,14 @@
 
 mod common;
 
-use common::{Daemon, Pair, channels, eventually, feed, lines, memory_used, recv, send, signal, sorted};
+use common::{
+    Pair, Usage, channels, eventually, feed, lines, memory_used, number, recv, send, signal, sorted,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 use weir_flow::limits::Limits;
+use weir_flow::pool::partition::PartitionPoolSpec;
 use weir_flow::pool::sizing::GateBuffers;
-
-fn number(row: &Value, key: &str) -> u64 {
-    row[key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"))
-}
-
-/// Memory that a daemon's process has in use, whatever for.
-fn resident_bytes(daemon: &Daemon) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its resident size");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
-}
 
 #[test]
 fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
@@ -82,10 +74,10 @@ fn memory_does_not_grow_while_a_consumer_is_stopped() {
     let limits = Limits::default();
     let segments = GateBuffers::of(1, limits.exclusive, limits.floating).total;
     assert_eq!(held, u64::from(segments), "its whole pool, not a segment more or less");
-    let resident = [resident_bytes(&pair.a), resident_bytes(&pair.b)];
+    let resident = [Usage::of(&pair.a).resident_bytes, Usage::of(&pair.b).resident_bytes];
     std::thread::sleep(std::time::Duration::from_secs(2));
     for (daemon, before) in [&pair.a, &pair.b].into_iter().zip(resident) {
-        let now = resident_bytes(daemon);
+        let now = Usage::of(daemon).resident_bytes;
         assert!(now < before + (8 << 20), "processes do not grow: {before}, then {now} bytes");
     }
     assert_eq!([memory_used(&pair.a), memory_used(&pair.b)], used, "regions are what they were");
@@ -131,6 +123,57 @@ fn a_stopped_consumer_of_a_hash_exchange_holds_its_producer_and_nobody_else() {
     let outputs: Vec<Vec<u8>> = receivers.drain(..).map(|receiver| receiver.output().stdout).collect();
     let parts: Vec<&[u8]> = outputs.iter().map(Vec::as_slice).collect();
     assert!(sorted(&parts) == sorted(&[&input]));
+    assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
+}
+
+/// All consumers read the same segments: the slowest decides. What it ties up is the pool of its producer, which is as
+/// large as with one consumer.
+#[test]
+fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_producer_has_one_pool_for_all() {
+    let pair = Pair::start_on_ordinary_pages();
+    let mut receivers: Vec<_> = (0..3).map(|j| recv(&pair.b, "all", &format!("{j}/3"))).collect();
+    let mut sender = send(&pair.a, "all", &["--strategy", "broadcast", "--consumers", "3"]);
+    eventually("all are connected", || {
+        let rows = channels(&pair.a, "all", "send");
+        (rows.len() == 3 && rows.iter().all(|row| row["peer"] == "b" && number(row, "credit") > 0))
+            .then_some(())
+    });
+    let limits = Limits::default();
+    let pool =
+        PartitionPoolSpec::sized(1, limits.exclusive, limits.floating, limits.retention, limits.overdraft);
+    let region = u64::from(pool.segments) * u64::from(limits.segment_bytes);
+    assert_eq!(memory_used(&pair.a), region, "the partition is charged once, not once for each consumer");
+    signal(receivers[1].child.id(), Signal::STOP);
+    let input = lines(24 << 20);
+    let feeder = feed(&mut sender, input.clone());
+    let only_it_waits = || {
+        let rows = channels(&pair.a, "all", "send");
+        let waits = |row: &&Value| number(row, "credit") == 0 && number(row, "backlog") > 0;
+        let waiting: Vec<u64> = rows.iter().filter(waits).map(|row| number(row, "consumer")).collect();
+        let idle: Vec<u64> = rows
+            .iter()
+            .filter(|row| number(row, "queued_bytes") == 0)
+            .map(|row| number(row, "bytes_total"))
+            .collect();
+        let is_so = waiting == [1] && idle.len() == 2 && idle[0] == idle[1] && idle[0] > 0;
+        is_so.then(|| idle[0])
+    };
+    let sent = eventually("the others have all that was handed over, and nothing more comes", || {
+        let before = only_it_waits()?;
+        // Longer than the buffer timeout: all that was emitted is with the daemon.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        only_it_waits().filter(|sent| *sent == before)
+    });
+    // The stopped one has its credit, and its queue holds a pool at most.
+    let credit = u64::from(limits.exclusive + limits.floating) * u64::from(limits.segment_bytes);
+    assert!(sent <= region + credit, "{sent} bytes were handed over; the pool has {region}");
+    assert_eq!(memory_used(&pair.a), region);
+    signal(receivers[1].child.id(), Signal::CONT);
+    for receiver in receivers.drain(..) {
+        let output = receiver.output();
+        assert!(output.status.success() && output.stdout == input, "{} bytes", output.stdout.len());
+    }
     assert!(sender.output().status.success());
     feeder.join().expect("the feeder");
 }

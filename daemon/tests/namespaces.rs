@@ -2,68 +2,17 @@
 //! over addresses that are not loopback, with a cluster key.
 
 mod common;
+#[path = "common/network.rs"]
+mod network;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use common::{Daemon, DaemonOptions, eventually, feed, lines, memory_used, recv, send, sorted};
+use network::{ADDRESSES, Network};
 use tempfile::TempDir;
 
 const INPUT_BYTES: usize = 200_000_000;
-
-/// Two namespaces with a veth pair between them; removed with the value.
-struct Network {
-    names: [String; 2],
-}
-
-const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
-
-impl Network {
-    /// `None`, with the reason printed, where namespaces cannot be made.
-    fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("not run here: transfers between network namespaces (needs root)");
-            return None;
-        }
-        let names = ["a", "b"].map(|side| format!("weir-test-{}-{side}", std::process::id()));
-        let network = Self { names };
-        let [a, b] = &network.names;
-        let setup = [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!("-n {a} link add veth0 type veth peer name veth0 netns {b}"),
-            format!("-n {a} address add {}/24 dev veth0", ADDRESSES[0]),
-            format!("-n {b} address add {}/24 dev veth0", ADDRESSES[1]),
-            format!("-n {a} link set veth0 up"),
-            format!("-n {b} link set veth0 up"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
-        ];
-        for line in setup {
-            if let Err(problem) = ip(&line) {
-                println!("not run here: transfers between network namespaces ({problem})");
-                return None;
-            }
-        }
-        Some(network)
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&format!("netns delete {name}"));
-        }
-    }
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| format!("ip: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {}", text.trim())) }
-}
 
 fn key_file(directory: &Path) -> String {
     let path = directory.join("cluster.key");
@@ -74,7 +23,7 @@ fn key_file(directory: &Path) -> String {
 
 #[test]
 fn two_hundred_megabytes_arrive_byte_for_byte_with_each_strategy() {
-    let Some(network) = Network::new() else { return };
+    let Some(network) = Network::new("transfers between network namespaces", &[]) else { return };
     let directory = TempDir::new().expect("a directory");
     let key = key_file(directory.path());
     let addresses = ADDRESSES.map(|address| format!("{address}:7070"));

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Daemon, DaemonOptions, Guarded, eventually, free_address, recv, send};
+use common::{Daemon, DaemonOptions, Guarded, Usage, eventually, free_address, recv, send, subsystem};
 use healthy::Healthy;
 use tempfile::TempDir;
 
@@ -89,26 +89,8 @@ impl Scene {
     fn assert_memory_is_bounded(&self) {
         for (daemon, before) in [&self.a, &self.b].into_iter().zip(self.before) {
             let now = Usage::of(daemon);
-            assert!(now.resident < before.resident + MEMORY_MORE, "{before:?}, then {now:?}");
+            assert!(now.resident_bytes < before.resident_bytes + MEMORY_MORE, "{before:?}, then {now:?}");
         }
-    }
-}
-
-/// What a daemon's process holds.
-#[derive(Clone, Copy, Debug)]
-struct Usage {
-    /// Bytes of memory.
-    resident: u64,
-    descriptors: usize,
-}
-
-impl Usage {
-    fn of(daemon: &Daemon) -> Self {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").count();
-        Self { resident: kib << 10, descriptors }
     }
 }
 
@@ -129,11 +111,10 @@ fn logged(daemon: &Daemon, words: &[&str]) {
     });
 }
 
-/// A subsystem of a daemon, when it has this text in its reason or detail.
-fn shown(daemon: &Daemon, subsystem: &str, word: &str) {
-    eventually(&format!("{subsystem} shows {word:?}"), || {
-        let status = daemon.ask("status");
-        let entry = status["subsystems"].as_array()?.iter().find(|entry| entry["name"] == subsystem)?.clone();
+/// Waits until a subsystem of a daemon has this text in its reason or detail.
+fn shown(daemon: &Daemon, name: &str, word: &str) {
+    eventually(&format!("{name} shows {word:?}"), || {
+        let entry = subsystem(daemon, name)?;
         [&entry["reason"], &entry["detail"]]
             .iter()
             .any(|text| text.as_str().is_some_and(|text| text.contains(word)))
@@ -142,10 +123,7 @@ fn shown(daemon: &Daemon, subsystem: &str, word: &str) {
 }
 
 fn is_linked(daemon: &Daemon, peer: &str) -> bool {
-    let name = format!("peer/{peer}");
-    let status = daemon.ask("status");
-    let entries = status["subsystems"].as_array().cloned().unwrap_or_default();
-    entries.iter().any(|entry| entry["name"] == name.as_str() && entry["state"] == "ok")
+    subsystem(daemon, &format!("peer/{peer}")).is_some_and(|entry| entry["state"] == "ok")
 }
 
 fn key_file(directory: &Path, name: &str, byte: u8) -> String {

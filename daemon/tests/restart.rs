@@ -198,7 +198,7 @@ fn programs_outlive_daemons_that_are_stopped_in_order() {
     let mut nodes = Nodes::start("drain_timeout = \"1s\"\n");
     let tasks = [0, 1].map(|node| nodes.client(node).task("outliving").expect("a task"));
     let stopping = |error: &Error| match error {
-        Error::Detached { text } => text == "the daemon is stopping",
+        Error::Detached { text, .. } => text == "the daemon is stopping",
         Error::DaemonGone { .. } => false,
         error => error.failure().is_some_and(|failure| failure.code == FailureCode::Stopping),
     };
@@ -372,7 +372,7 @@ fn while_a_daemon_drains_who_comes_is_told_so_and_a_second_signal_ends_it_at_onc
         for _ in 0..20 {
             let error = Client::connect(&run_dir).map(drop).expect_err("nobody new is let in");
             assert!(
-                matches!(&error, Error::Detached { text } if text == "the daemon is stopping"),
+                matches!(&error, Error::Detached { text, .. } if text == "the daemon is stopping"),
                 "{error:?}; the daemon printed:\n{}",
                 nodes.daemons[0].printed()
             );

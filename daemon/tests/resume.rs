@@ -9,9 +9,10 @@ use std::process::{Command, Output, Stdio};
 use std::thread::JoinHandle;
 
 use common::{
-    Daemon, DaemonOptions, Guarded, channels, eventually, feed, free_address, lines, memory_used, recv, send,
+    Daemon, DaemonOptions, Guarded, PATIENCE, channels, eventually, feed, free_address, lines, memory_used,
+    recv, send,
 };
-use proxy::{Cut, Fault, Kind, Plan, Proxy};
+use proxy::{Cut, Fault, Kind, Plan, Proxy, Way};
 use tempfile::TempDir;
 
 /// What a daemon logs when both ends go on over another socket.
@@ -82,7 +83,7 @@ impl Stream {
         let sender = send(from, exchange, &["--strategy", "forward", "--consumers", "1"]);
         eventually("the channel is there", || {
             let rows = channels(from, exchange, "send");
-            rows.iter().any(|row| row["peer"].is_string()).then_some(())
+            rows.iter().any(|row| row["peer"].as_str().is_some_and(|peer| !peer.is_empty())).then_some(())
         });
         (sender, receiver)
     }
@@ -195,6 +196,33 @@ fn connections_that_are_cut_from_outside_at_any_moment_lose_nothing() {
     apart.assert_clean();
 }
 
+/// All consumers read the same segments, two of them over a connection that is cut again and again: a segment stays until
+/// each of them has it, and one that has it gets none of it twice.
+#[test]
+fn a_broadcast_over_connections_that_are_cut_gives_every_consumer_every_record_once() {
+    let apart = Apart::start(&config("20s"));
+    let nodes = [&apart.b, &apart.a, &apart.b];
+    let receivers: Vec<_> = (0..3).map(|j| recv(nodes[j], "all", &format!("{j}/3"))).collect();
+    let mut sender = send(&apart.a, "all", &["--strategy", "broadcast", "--consumers", "3"]);
+    let input = lines(32 << 20);
+    let feeder = feed(&mut sender, input.clone());
+    let kinds = [Cut::Reset, Cut::Finish, Cut::ResetDialler];
+    for cut in kinds.into_iter().cycle().take(9) {
+        let made = apart.proxy.count(Kind::Data);
+        eventually("a connection to be cut", || (apart.proxy.cut(Kind::Data, cut) > 0).then_some(()));
+        eventually("the next connection", || (apart.proxy.count(Kind::Data) > made).then_some(()));
+    }
+    for (consumer, receiver) in receivers.into_iter().enumerate() {
+        let output = receiver.output();
+        assert!(output.status.success(), "recv {consumer}: {}", text(&output));
+        assert!(output.stdout == input, "consumer {consumer}: {} of {}", output.stdout.len(), input.len());
+    }
+    let sent = sender.output();
+    assert!(sent.status.success(), "send: {}", text(&sent));
+    feeder.join().expect("the feeder");
+    apart.assert_clean();
+}
+
 #[test]
 fn an_outage_that_is_longer_than_the_grace_fails_both_ends_and_the_next_exchange_gets_a_new_link() {
     let apart = Apart::start(&config("1500ms"));
@@ -212,25 +240,57 @@ fn an_outage_that_is_longer_than_the_grace_fails_both_ends_and_the_next_exchange
     Stream::start(&apart.a, &apart.b, "y", 1 << 20).finish();
 }
 
+/// A grace at one end only is none.
 #[test]
 fn without_a_grace_a_link_that_breaks_fails_both_ends_at_once() {
-    let apart = Apart::start(&config("0"));
-    let stream = Stream::endless(&apart.a, &apart.b, "x");
-    apart.proxy.cut(Kind::Data, Cut::Reset);
-    for text in stream.fail() {
-        assert!(text.contains("link lost"), "{text}");
-        assert!(!text.contains("link.grace"), "nothing was waited for: {text}");
+    for [at_a, at_b] in [["0", "0"], ["0", "10min"], ["10min", "0"]] {
+        let apart = Apart::start_each(&config(at_a), &config(at_b));
+        let stream = Stream::endless(&apart.a, &apart.b, "x");
+        apart.proxy.cut(Kind::Data, Cut::Reset);
+        for text in stream.fail() {
+            assert!(text.contains("link lost"), "{text}");
+            assert!(!text.contains("link.grace"), "nothing was waited for: {text}");
+        }
+        apart.assert_clean();
+        assert_eq!(apart.proxy.count(Kind::Data), 1, "it was not dialled again");
+        for daemon in [&apart.a, &apart.b] {
+            let printed = daemon.printed();
+            for word in ["data link has lost its socket", RESUMED] {
+                assert!(!printed.contains(word), "{word:?} in:\n{printed}");
+            }
+        }
     }
-    apart.assert_clean();
-    assert_eq!(apart.proxy.count(Kind::Data), 1, "it was not dialled again");
 }
 
+/// Whichever end it is, and whether both are told of the cut or have to find out.
+#[test]
+fn of_two_nodes_the_one_with_the_smaller_grace_decides_for_both() {
+    for cut in [Cut::Reset, Cut::Silence] {
+        for [at_a, at_b] in [["1500ms", "10min"], ["10min", "1500ms"]] {
+            let apart = Apart::start_each(&config(at_a), &config(at_b));
+            let stream = Stream::endless(&apart.a, &apart.b, "x");
+            apart.proxy.refuse(true);
+            apart.proxy.cut(Kind::Data, cut);
+            for (text, peer) in stream.fail().iter().zip(["node b", "node a"]) {
+                for word in ["link lost", peer, "within 1.5 s (link.grace"] {
+                    assert!(text.contains(word), "{word:?} is missing in: {text}");
+                }
+            }
+            apart.assert_clean();
+        }
+    }
+}
+
+/// `a` hears nothing any more, which it finds out after its timeout and counts from the beginning; `b` heard `a` until
+/// then, and so waits longer.
 #[test]
 fn a_dialler_that_comes_back_after_its_peers_grace_hears_why_it_is_over() {
-    let apart = Apart::start_each(&config("1500ms"), &config("10min"));
+    let config = "[link]\nheartbeat_interval = \"200ms\"\nheartbeat_timeout = \"3s\"\ngrace = \"3500ms\"\n";
+    let apart = Apart::start(config);
+    let faults = vec![(60_000, Fault::Stall(PATIENCE))];
+    apart.proxy.plan(Kind::Data, Plan { to_target: faults, ..Plan::default() });
     let stream = Stream::endless(&apart.a, &apart.b, "x");
     apart.proxy.refuse(true);
-    apart.proxy.cut(Kind::Data, Cut::Reset);
     eventually("node a gives the link up", || apart.a.printed().contains("data link closed").then_some(()));
     apart.proxy.refuse(false);
     let [sent, received] = stream.fail();
@@ -239,6 +299,31 @@ fn a_dialler_that_comes_back_after_its_peers_grace_hears_why_it_is_over() {
         assert!(received.contains(word), "{word:?} is missing in: {received}");
     }
     apart.assert_clean();
+}
+
+/// The end that closes it tells the other, whichever of them dialled; neither waits for its grace.
+#[test]
+fn a_link_that_is_closed_for_what_came_on_it_fails_both_ends_at_once_with_the_reason() {
+    for (way, closer) in [(Way::ToDialler, "b"), (Way::ToTarget, "a")] {
+        let apart = Apart::start(&config("10min"));
+        let (sender, receiver) = Stream::connect(&apart.a, &apart.b, "x");
+        assert_eq!(apart.proxy.say(Kind::Data, way, &[0xa5; 64]), 1);
+        for (output, end) in [(receiver.output(), "b"), (sender.output(), "a")] {
+            let text = text(&output);
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            let told = match (end == closer, closer) {
+                (true, _) => "the link to node",
+                (false, "b") => "node b has closed the link",
+                (false, _) => "node a said: the link is over",
+            };
+            for word in ["link lost", told, "header checksum"] {
+                assert!(text.contains(word), "{word:?} is missing in: {text}");
+            }
+        }
+        assert_eq!(apart.proxy.count(Kind::Data), 2, "the second only to tell or to ask");
+        apart.assert_clean();
+        Stream::start(&apart.a, &apart.b, "y", 1 << 20).finish();
+    }
 }
 
 /// A network namespace of its own, so that `ss` sees no other socket. Removed with the value.

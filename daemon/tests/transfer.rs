@@ -41,7 +41,7 @@ fn forward_arrives_byte_for_byte() {
 
 #[test]
 fn rebalance_gives_each_consumer_every_nth_record_in_order() {
-    let (input, outputs) = transfer("rebalance", 3, &[]);
+    let (input, outputs) = transfer("rebalance", 3, &["--no-adaptive"]);
     let all: Vec<&[u8]> = input.split_inclusive(|byte| *byte == b'\n').collect();
     let mut starts = Vec::new();
     for output in &outputs {
@@ -57,6 +57,18 @@ fn rebalance_gives_each_consumer_every_nth_record_in_order() {
     }
     starts.sort_unstable();
     assert_eq!(starts, [0, 1, 2]);
+}
+
+#[test]
+fn adaptive_rebalance_gives_every_record_to_one_consumer_and_keeps_their_order() {
+    let (input, outputs) = transfer("rebalance", 3, &[]);
+    let parts: Vec<&[u8]> = outputs.iter().map(Vec::as_slice).collect();
+    assert!(sorted(&parts) == sorted(&[&input]), "the same records");
+    for output in &outputs {
+        let mut all = input.split_inclusive(|byte| *byte == b'\n');
+        let mut records = output.split_inclusive(|byte| *byte == b'\n');
+        assert!(records.all(|record| all.any(|next| next == record)), "in the order of the input");
+    }
 }
 
 #[test]
@@ -79,6 +91,86 @@ fn hash_keeps_each_key_at_one_consumer_and_in_order() {
             assert!(before.is_none_or(|before| before < number(record)), "order within a key");
         }
     }
+}
+
+#[test]
+fn broadcast_gives_every_consumer_every_record() {
+    let (input, outputs) = transfer("broadcast", 3, &[]);
+    for (consumer, output) in outputs.iter().enumerate() {
+        assert!(*output == input, "consumer {consumer}: {} bytes of {}", output.len(), input.len());
+    }
+}
+
+/// Much more than the pool holds, so that the first consumer waits for the second, which is on the producer's own node.
+#[test]
+fn a_broadcast_waits_for_a_consumer_that_comes_late_and_it_gets_everything() {
+    let pair = Pair::start();
+    let first = recv(&pair.b, "late", "0/2");
+    let mut sender = send(&pair.a, "late", &["--strategy", "broadcast", "--consumers", "2"]);
+    let input = lines(8 << 20);
+    let feeder = feed(&mut sender, input.clone());
+    eventually("the first has taken what there is, and no more comes", || {
+        let sent = || -> Option<u64> {
+            let rows = channels(&pair.a, "late", "send");
+            let row = rows.iter().find(|row| row["consumer"] == 0)?;
+            (row["queued_bytes"] == 0).then(|| row["bytes_total"].as_u64())?
+        };
+        let before = sent().filter(|bytes| *bytes > 0)?;
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        (sent() == Some(before) && before < 4 << 20).then_some(())
+    });
+    let second = recv(&pair.a, "late", "1/2");
+    for receiver in [first, second] {
+        let output = receiver.output();
+        assert!(output.status.success(), "recv: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
+    }
+    assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
+}
+
+#[test]
+fn a_broadcast_whose_consumer_dies_fails_with_its_reason_everywhere() {
+    let pair = Pair::start();
+    let mut receivers: Vec<_> = (0..3).map(|j| recv(&pair.b, "dies", &format!("{j}/3"))).collect();
+    let mut sender = send(&pair.a, "dies", &["--strategy", "broadcast", "--consumers", "3"]);
+    let mut stdin = sender.child.stdin.take().expect("an input");
+    let block = lines(1 << 20);
+    let input = block.clone();
+    // Records without end, until the sender fails.
+    let feeder = std::thread::spawn(move || while std::io::Write::write_all(&mut stdin, &block).is_ok() {});
+    eventually("records flow to all three", || {
+        let rows = channels(&pair.b, "dies", "receive");
+        (rows.len() == 3 && rows.iter().all(|row| row["bytes_total"].as_u64() > Some(1 << 20))).then_some(())
+    });
+    receivers.remove(1).child.kill().expect("it can be killed");
+    let sent = sender.output();
+    let text = String::from_utf8_lossy(&sent.stderr);
+    assert_eq!(sent.status.code(), Some(1), "send: {text}");
+    assert!(text.contains("consumer gone"), "send: {text}");
+    feeder.join().expect("the feeder");
+    for receiver in receivers {
+        let output = receiver.output();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "recv: {text}");
+        assert!(text.contains("consumer gone"), "the reason is the same everywhere: {text}");
+        for part in output.stdout.chunks(input.len()) {
+            assert!(input.starts_with(part), "{} bytes", output.stdout.len());
+        }
+    }
+    for daemon in [&pair.a, &pair.b] {
+        eventually("all memory is given back", || (memory_used(daemon) == 0).then_some(()));
+    }
+}
+
+#[test]
+fn a_broadcast_that_is_to_go_on_without_a_consumer_is_refused() {
+    let pair = Pair::start();
+    let arguments = ["--strategy", "broadcast", "--consumers", "2", "--on-consumer-death", "continue"];
+    let output = send(&pair.a, "x", &arguments).output();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("broadcast") && text.contains("rebalance"), "{text}");
 }
 
 #[test]

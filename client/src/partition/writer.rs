@@ -7,6 +7,8 @@
 //! A partition that goes on without dead consumers looks, before it writes for one, whether it is gone. What was
 //! written for it is submitted all the same: the daemon drops it and returns the segment.
 
+mod targets;
+
 use weir_flow::checksum::crc32c;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::flush::{Flush, FlushClock};
@@ -32,6 +34,9 @@ pub(crate) enum Lack {
     Event,
     /// Room in the submit ring.
     Room,
+    /// A consumer that keeps up: those that do have no segment to take, and those that have are left out by adaptive
+    /// selection.
+    Turn,
 }
 
 /// What became of something that was emitted to one consumer.

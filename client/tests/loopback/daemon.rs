@@ -16,9 +16,13 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::MemfdFlags;
+use weir_flow::exchange::Shape;
+use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 use weir_ipc::Submission;
 use weir_ipc::attach::ATTACH_VERSION;
-use weir_ipc::attach::message::{CreateGate, CreatePartition, Request, RequestBody, Response, ResponseBody};
+use weir_ipc::attach::message::{
+    CreateGate, CreatePartition, Request, RequestBody, Response, ResponseBody, WITHDRAWN,
+};
 use weir_ipc::attach::socket::{self, AttachError};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::layout::{GateLayout, PartitionLayout};
@@ -67,8 +71,10 @@ enum Command {
     RefuseUnheard(String, Sender<()>),
     Sessions(Sender<usize>),
     WaitingGates(Sender<Vec<String>>),
+    Has(Sender<(usize, usize)>),
     Submissions(Sender<Vec<Submission>>),
     TaskState(u32, Sender<Option<TaskState>>),
+    Pause(Sender<()>, Receiver<()>),
     Die,
 }
 
@@ -162,6 +168,14 @@ impl Daemon {
         answer.recv().expect("the daemon runs");
     }
 
+    /// Stands still until what is returned is dropped.
+    pub(crate) fn pause(&self) -> Sender<()> {
+        let ((reply, answer), (resume, resumed)) = (mpsc::channel(), mpsc::channel());
+        self.tell(Command::Pause(reply, resumed));
+        answer.recv().expect("the daemon runs");
+        resume
+    }
+
     /// How many clients are attached.
     pub(crate) fn sessions(&self) -> usize {
         let (reply, answer) = mpsc::channel();
@@ -169,12 +183,24 @@ impl Daemon {
         answer.recv().expect("the daemon runs")
     }
 
+    /// How many tasks, and how many partitions and gates, there are.
+    pub(crate) fn has(&self) -> (usize, usize) {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::Has(reply));
+        answer.recv().expect("the daemon runs")
+    }
+
+    /// Exchanges of which a client waits for a gate.
+    pub(crate) fn waiting_gates(&self) -> Vec<String> {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::WaitingGates(reply));
+        answer.recv().expect("the daemon runs")
+    }
+
     /// Returns once a client waits for a gate of this exchange.
     pub(crate) fn await_gate(&self, exchange: &str) {
         loop {
-            let (reply, answer) = mpsc::channel();
-            self.tell(Command::WaitingGates(reply));
-            if answer.recv().expect("the daemon runs").iter().any(|name| name == exchange) {
+            if self.waiting_gates().iter().any(|name| name == exchange) {
                 return;
             }
             std::thread::yield_now();
@@ -233,8 +259,11 @@ struct Session {
     endpoint: SessionEndpoint,
     doorbell: OwnedFd,
     cells: TaskCellReader,
-    tasks: u32,
+    /// Cells in use, with the request that each was made for.
+    tasks: BTreeMap<u32, u64>,
     rings: Vec<Ring>,
+    /// The request that each ring was made for.
+    asked: Vec<u64>,
     unanswered: Vec<(u64, CreateGate)>,
 }
 
@@ -260,15 +289,24 @@ fn memfd(bytes: u64) -> (File, OwnedFd) {
     (File::from(fd.try_clone().expect("dup")), fd)
 }
 
+fn shape(strategy: &str, producers: u32, consumers: u32) -> Shape {
+    let strategy = strategy.parse().expect("a strategy");
+    Shape { producers, consumers, strategy, segment_bytes: 0, checksum: false }
+}
+
 fn await_message(fd: &OwnedFd) {
     rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], None).expect("poll");
+}
+
+/// A last word.
+fn detached(text: &str) -> ResponseBody {
+    ResponseBody::Detached { code: "client_fault".to_owned(), text: text.to_owned() }
 }
 
 /// Says a last word behind a request that nobody reads.
 fn detach_unheard(connection: &OwnedFd, text: &str) {
     await_message(connection);
-    let body = ResponseBody::Detached { text: text.to_owned() };
-    socket::send_response(connection, &Response { id: 0, body }, &[]).expect("detach");
+    socket::send_response(connection, &Response { id: 0, body: detached(text) }, &[]).expect("detach");
 }
 
 impl World {
@@ -313,15 +351,19 @@ impl World {
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Die => return false,
+            Command::Pause(reply, resumed) => {
+                reply.send(()).expect("the test waits");
+                // Nothing is sent: the other end is dropped.
+                let _ = resumed.recv();
+            }
             Command::Hold(is_held, reply) => {
                 self.is_held = is_held;
                 reply.send(()).expect("the test waits");
             }
             Command::Detach(text) => {
                 for session in self.sessions.drain(..) {
-                    let body = ResponseBody::Detached { text: text.clone() };
-                    socket::send_response(&session.connection, &Response { id: 0, body }, &[])
-                        .expect("detach");
+                    let response = Response { id: 0, body: detached(&text) };
+                    socket::send_response(&session.connection, &response, &[]).expect("detach");
                 }
             }
             Command::DetachUnheard(text, reply) => {
@@ -338,6 +380,14 @@ impl World {
                 let waiting = self.sessions.iter().flat_map(|session| &session.unanswered);
                 let names = waiting.map(|(_, asked)| asked.exchange.clone()).collect();
                 reply.send(names).expect("the test waits");
+            }
+            Command::Has(reply) => {
+                // What was told before this was asked.
+                self.handle_requests();
+                let tasks = self.sessions.iter().map(|session| session.tasks.len()).sum();
+                let rings = self.sessions.iter().flat_map(|session| &session.rings);
+                let open = rings.filter(|ring| !matches!(ring, Ring::Closed)).count();
+                reply.send((tasks, open)).expect("the test waits");
             }
             Command::Submissions(reply) => {
                 self.take_news();
@@ -416,11 +466,23 @@ impl World {
                 spanning_bytes_max: self.settings.spanning_bytes_max,
             };
             let descriptors = [fds.page.as_fd(), fds.doorbell.as_fd(), fds.wakeup.as_fd(), cells_fd.as_fd()];
-            socket::send_response(&connection, &Response { id: hello.id, body }, &descriptors)
-                .expect("welcome");
+            match socket::send_response(&connection, &Response { id: hello.id, body }, &descriptors) {
+                Ok(()) => {}
+                // It had no patience.
+                Err(AttachError::Closed) => continue,
+                Err(error) => panic!("welcome: {error}"),
+            }
             let doorbell = endpoint.doorbell_fd().try_clone_to_owned().expect("dup");
-            let (tasks, rings, unanswered) = (0, Vec::new(), Vec::new());
-            self.sessions.push(Session { connection, endpoint, doorbell, cells, tasks, rings, unanswered });
+            self.sessions.push(Session {
+                connection,
+                endpoint,
+                doorbell,
+                cells,
+                tasks: BTreeMap::new(),
+                rings: Vec::new(),
+                asked: Vec::new(),
+                unanswered: Vec::new(),
+            });
         }
     }
 
@@ -445,8 +507,18 @@ impl World {
         let Request { id, body } = request;
         let body = match body {
             RequestBody::CreateTask { .. } => {
-                self.sessions[index].tasks += 1;
-                ResponseBody::Task { cell: self.sessions[index].tasks - 1 }
+                let tasks = &mut self.sessions[index].tasks;
+                let cell = (0..).find(|cell| !tasks.contains_key(cell)).expect("a number");
+                tasks.insert(cell, id);
+                ResponseBody::Task { cell }
+            }
+            RequestBody::CloseTask { task } => {
+                self.sessions[index].tasks.remove(&task).expect("a task of this client");
+                ResponseBody::Closed
+            }
+            RequestBody::Withdraw { request, ends_made } => {
+                self.withdraw(index, request, ends_made);
+                ResponseBody::Closed
             }
             RequestBody::CreatePartition(asked) => return self.create_partition(index, id, asked),
             RequestBody::CreateGate(asked) => return self.sessions[index].unanswered.push((id, asked)),
@@ -462,14 +534,35 @@ impl World {
         self.sessions[index].answer(id, body, &[]);
     }
 
+    /// Takes an earlier request back.
+    fn withdraw(&mut self, index: usize, request: u64, ends_made: bool) {
+        self.answer_gates();
+        let session = &mut self.sessions[index];
+        let before = session.unanswered.len();
+        session.unanswered.retain(|(id, _)| *id != request);
+        if session.unanswered.len() < before {
+            let text = "the client does not wait any more".to_owned();
+            session.answer(request, ResponseBody::Refused { code: WITHDRAWN.to_owned(), text }, &[]);
+        }
+        if !ends_made {
+            return;
+        }
+        session.tasks.retain(|_, made_for| *made_for != request);
+        if let Some(ring) = session.asked.iter().position(|asked| *asked == request) {
+            let ring = std::mem::replace(&mut session.rings[ring], Ring::Closed);
+            self.close(ring);
+        }
+    }
+
     /// The other end of each channel learns that this one is gone.
     fn close(&mut self, ring: Ring) {
         match ring {
             Ring::Partition(partition) if !partition.is_over => {
-                let channel =
-                    if partition.asked.strategy == "forward" { 0 } else { partition.asked.producer };
+                let producer = ProducerIndex(partition.asked.producer);
                 for gate in self.gates_mut().filter(|gate| gate.asked.exchange == partition.asked.exchange) {
-                    gate.fail(channel, 1, "the producer left before its end of data");
+                    if let Some(channel) = gate.shape.channel(ConsumerIndex(gate.asked.consumer), producer) {
+                        gate.fail(channel, 1, "the producer left before its end of data");
+                    }
                 }
             }
             Ring::Gate(gate) if gate.over.iter().any(|over| !over) => {
@@ -487,7 +580,8 @@ impl World {
             let body = ResponseBody::Refused { code: "index out of range".into(), text };
             return self.sessions[index].answer(id, body, &[]);
         }
-        let subpartitions = if asked.strategy == "forward" { 1 } else { asked.consumers };
+        let shape = shape(&asked.strategy, asked.producers, asked.consumers);
+        let subpartitions = shape.builders(ProducerIndex(asked.producer));
         let segments = self.settings.partition_segments;
         let layout = PartitionLayout { segments, subpartitions };
         let (endpoint, rings) = PartitionEndpoint::create(&layout).expect("partition");
@@ -502,6 +596,7 @@ impl World {
             segment_bytes: self.settings.segment_bytes,
         };
         let count = subpartitions as usize;
+        session.asked.push(id);
         session.rings.push(Ring::Partition(Box::new(PartitionSide {
             asked,
             endpoint,
@@ -544,8 +639,8 @@ impl World {
         strategy: String,
         checksum: bool,
     ) {
-        let is_forward = strategy == "forward";
-        let channels = if is_forward { 1 } else { producers };
+        let shape = shape(&strategy, producers, asked.consumers);
+        let channels = shape.channels(ConsumerIndex(asked.consumer));
         let segments = self.settings.gate_segments;
         let (endpoint, rings) = GateEndpoint::create(&GateLayout { segments, channels }).expect("gate");
         let (region, region_fd) = memfd(u64::from(segments) * u64::from(self.settings.segment_bytes));
@@ -560,15 +655,17 @@ impl World {
             segment_bytes: self.settings.segment_bytes,
             checksum,
         };
+        session.asked.push(id);
         session.rings.push(Ring::Gate(Box::new(GateSide {
             asked,
-            is_forward,
+            shape,
             endpoint,
             region,
             segment_bytes: self.settings.segment_bytes,
             free: (0..segments).collect(),
             held: BTreeMap::new(),
             over: vec![false; channels as usize],
+            consumed: vec![0; channels as usize],
         })));
         session.answer(id, body, &[rings.as_fd(), region_fd.as_fd()]);
     }

@@ -201,7 +201,7 @@ fn a_look_at_the_attachment_waits_for_nothing_and_finds_its_end() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(&error, Error::Detached { text } if text.contains("submit.segment")), "{error:?}");
+    assert!(matches!(&error, Error::Detached { text, .. } if text.contains("submit.segment")), "{error:?}");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_daemon_that_detaches_says_why() {
     daemon.await_task_state(0, TaskState::Idle);
     daemon.detach("submit.segment is 99; needed: less than 24");
     let error = reader.join().expect("reader");
-    assert!(matches!(&error, Error::Detached { text } if text.contains("submit.segment")), "{error:?}");
+    assert!(matches!(&error, Error::Detached { text, .. } if text.contains("submit.segment")), "{error:?}");
     let error = partition.finish().expect_err("detached");
     assert!(matches!(error, Error::Detached { .. }), "{error:?}");
 }

@@ -1,14 +1,18 @@
 //! The client against a daemon of this process: every call, every wait, every way to end.
 
+mod broadcast;
 mod consumer_death;
 mod daemon;
 mod events;
 mod examples;
 mod failures;
 mod flushing;
+mod pipelines;
 mod reattach;
 mod records;
+mod selecting;
 mod threads;
+mod unanswered;
 mod waiting;
 
 use weir_client::{Client, Gate, GateOptions, Item, Partition, PartitionOptions, Strategy, Task};
@@ -28,6 +32,11 @@ fn producer(task: &Task, consumers: u32, strategy: Strategy, options: PartitionO
 /// One consumer of it.
 fn consumer(task: &Task, consumer: u32, consumers: u32) -> Gate {
     task.gate("x", consumer, consumers, GateOptions::default()).expect("gate")
+}
+
+/// The only consumer of an exchange, whose producer is there.
+fn gate_of(task: &Task, exchange: &str) -> Gate {
+    task.gate(exchange, 0, 1, GateOptions::default()).expect("gate")
 }
 
 /// A forward pair in one task.

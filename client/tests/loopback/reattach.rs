@@ -169,7 +169,7 @@ fn a_client_that_was_let_go_with_a_reason_attaches_again_too() {
     partition.emit(b"one").expect("emit");
     daemon.detach("the daemon is stopping");
     let error = gate.next().map(drop).expect_err("let go");
-    assert!(matches!(&error, Error::Detached { text } if text == "the daemon is stopping"), "{error:?}");
+    assert!(matches!(&error, Error::Detached { text, .. } if text == "the daemon is stopping"), "{error:?}");
     daemon.kill();
     daemon.revive(Settings::default());
     let (next_partition, next_gate) = pair(&task, PartitionOptions::default());
@@ -208,12 +208,18 @@ fn what_a_daemon_says_before_it_closes_is_heard_although_it_read_nothing_any_mor
         let task = crate::task(&daemon);
         daemon.detach_unheard("submit.segment is 99");
         let error = task.gate("never", 0, 1, GateOptions::default()).expect_err("let go");
-        assert!(matches!(&error, Error::Detached { text } if text.contains("submit.segment")), "{error:?}");
+        assert!(
+            matches!(&error, Error::Detached { text, .. } if text.contains("submit.segment")),
+            "{error:?}"
+        );
     }
     // As a daemon that lets nobody in does it. Often, since the client may read before the socket is closed.
     for _ in 0..300 {
         daemon.refuse_unheard("the daemon is stopping");
         let error = Client::connect(daemon.run_dir()).expect_err("let nobody in");
-        assert!(matches!(&error, Error::Detached { text } if text == "the daemon is stopping"), "{error:?}");
+        assert!(
+            matches!(&error, Error::Detached { text, .. } if text == "the daemon is stopping"),
+            "{error:?}"
+        );
     }
 }

@@ -104,18 +104,18 @@ fn try_emit_says_no_instead_of_waiting_and_writes_nothing_then() {
     let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
     daemon.hold(true);
     let mut sent = Vec::new();
-    while partition.try_emit(&record(sent.len(), 1000)).expect("try") {
+    while partition.try_emit(&record(sent.len(), 1000)).expect("try").is_emitted() {
         sent.push(record(sent.len(), 1000));
     }
     assert!(sent.len() > 30, "10 segments of 4096 hold {}", sent.len());
-    assert!(!partition.try_emit(b"x").expect("try"));
+    assert!(!partition.try_emit(b"x").expect("try").is_emitted());
     assert!(!partition.is_available().expect("available"));
     daemon.hold(false);
     for expected in &sent {
         assert_eq!(&next_record(&mut gate), expected);
     }
     partition.wait_available().expect("available");
-    assert!(partition.try_emit(b"after").expect("try"));
+    assert!(partition.try_emit(b"after").expect("try").is_emitted());
     let sender = thread::spawn(move || partition.finish().expect("finish"));
     assert_eq!(read_all(&mut gate), [b"after"]);
     sender.join().expect("sender");
@@ -127,7 +127,7 @@ fn waiting_for_availability_is_backpressure_that_can_still_react() {
     let task = task(&daemon);
     let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
     daemon.hold(true);
-    while partition.try_emit(&[7; 1000]).expect("try") {}
+    while partition.try_emit(&[7; 1000]).expect("try").is_emitted() {}
     let waiter = thread::spawn(move || {
         partition.wait_available().expect("available");
         partition.emit(b"last").expect("emit");
@@ -147,9 +147,9 @@ fn overdraft_finishes_a_record_that_was_begun_and_begins_none() {
     let mut partition = producer(&task, 1, Strategy::Forward, options);
     daemon.hold(true);
     // 5 segments at a quota of 2.
-    assert!(partition.try_emit(&[7; 5 * 4096 - 100]).expect("try"));
-    assert!(partition.try_emit(&[7; 50]).expect("what fits into the open segment"));
-    assert!(!partition.try_emit(&[7; 100]).expect("try"));
+    assert!(partition.try_emit(&[7; 5 * 4096 - 100]).expect("try").is_emitted());
+    assert!(partition.try_emit(&[7; 50]).expect("what fits into the open segment").is_emitted());
+    assert!(!partition.try_emit(&[7; 100]).expect("try").is_emitted());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_consumer_that_is_not_there_stops_its_own_subpartition_only() {
     let task = task(&daemon);
     let mut partition = producer(&task, 2, Strategy::Rebalance, PartitionOptions::default());
     let mut gate = consumer(&task, 0, 2);
-    while partition.try_emit_to(1, &[7; 1000]).expect("try") {}
+    while partition.try_emit_to(1, &[7; 1000]).expect("try").is_emitted() {}
     let sender = thread::spawn(move || {
         for number in 0..RECORDS {
             partition.emit_to(0, &record(number, 1000)).expect("emit");
@@ -170,7 +170,7 @@ fn a_consumer_that_is_not_there_stops_its_own_subpartition_only() {
         assert_eq!(next_record(&mut gate), record(number, 1000));
     }
     let mut partition = sender.join().expect("sender");
-    assert!(!partition.try_emit_to(1, &[7; 1000]).expect("try"));
+    assert!(!partition.try_emit_to(1, &[7; 1000]).expect("try").is_emitted());
 }
 
 #[test]
@@ -239,10 +239,10 @@ fn try_emit_gives_up_a_segment_that_is_not_full_when_there_is_no_other() {
     let mut partition = producer(&task, 4, Strategy::Rebalance, options);
     let mut gate = consumer(&task, 3, 4);
     // One sibling has the only segment that may move, and no consumer.
-    while partition.try_emit_to(0, &[7; 1000]).expect("try") {}
+    while partition.try_emit_to(0, &[7; 1000]).expect("try").is_emitted() {}
     let sender = thread::spawn(move || {
         for number in 0..RECORDS {
-            while !partition.try_emit_to(3, &record(number, 1000)).expect("try") {
+            while !partition.try_emit_to(3, &record(number, 1000)).expect("try").is_emitted() {
                 thread::yield_now();
             }
         }

@@ -1,4 +1,4 @@
-//! The catalog of a node: which partitions there are, on which nodes, and which gates want them.
+//! The catalog of a node: which partitions and gates there are, on which nodes, and which gates of this one want what.
 //!
 //! It lives on the control thread and decides; the shell carries out. Rules:
 //! - **Who comes later has to fit.** A producer or consumer that attaches here is refused if its index is taken, or
@@ -11,42 +11,63 @@
 //!   as they appear; only its end needs all of them.
 //! - A producer that has finished stays until it is reported gone, which is when every consumer has acknowledged
 //!   its end. Partitions of a peer whose control link is lost are forgotten; channels to it are the links' matter.
+//! - **Gates of other nodes** are known so that anyone can ask what is attached where. They decide nothing.
 //!
 //! Everything is in ordered maps, so that the same inputs give the same actions in the same order.
 
 mod action;
+mod claims;
+mod gates;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::format;
-use alloc::string::String;
+use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
 
-pub use action::{CatalogAction, GateKey, GateWants, PartitionKey};
+pub use action::{CatalogAction, GateKey, PartitionKey};
+pub use gates::PEER_GATES_MAX;
 
-use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy};
+pub use crate::wants::GateWants;
+
+use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy, UnequalForward};
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ConsumerIndex, Incarnation, ProducerIndex};
-use crate::wire::{CATALOG_ENTRIES_MAX, CatalogEntry, PartitionState};
+use crate::wire::{CATALOG_ENTRIES_MAX, CatalogEntry, GateState, PartitionEntry, PartitionState};
+
+use claims::Claims;
+use gates::{Gate, RemoteGates};
 
 /// Most partitions that are remembered of one peer.
 pub const PEER_PARTITIONS_MAX: usize = 1 << 16;
 
-/// A peer that announces more than [`PEER_PARTITIONS_MAX`] partitions. Its control link must be closed.
+/// A peer that announces more than [`PEER_PARTITIONS_MAX`] partitions or [`PEER_GATES_MAX`] gates. Its control link must be
+/// closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyPartitions;
+pub enum TooManyEntries {
+    /// Of partitions.
+    Partitions,
+    /// Of gates.
+    Gates,
+}
 
-impl fmt::Display for TooManyPartitions {
+impl fmt::Display for TooManyEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "peer announces more partitions; needed: at most {PEER_PARTITIONS_MAX}")
+        let (what, most) = match self {
+            Self::Partitions => ("partitions", PEER_PARTITIONS_MAX),
+            Self::Gates => ("gates", PEER_GATES_MAX),
+        };
+        write!(f, "peer announces more {what}; needed: at most {most}")
     }
 }
 
-impl core::error::Error for TooManyPartitions {}
+impl core::error::Error for TooManyEntries {}
 
 /// A partition as one node states it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
+    /// The task that it is an output of.
+    pub task: Name,
     /// What the producer stated.
     pub shape: Shape,
     /// The shard that it is attached to.
@@ -62,25 +83,8 @@ pub struct Partition {
 impl Partition {
     /// A partition whose producer is attached.
     #[must_use]
-    pub const fn running(shape: Shape, shard: u16, incarnation: Incarnation) -> Self {
-        Self { shape, shard, incarnation, state: PartitionState::Running, failing: false }
-    }
-}
-
-#[derive(Debug)]
-struct Gate {
-    wants: GateWants,
-    /// Set once.
-    shape: Option<Shape>,
-    /// Producers that it was connected to, with the life that it was bound to.
-    bound: BTreeMap<ProducerIndex, Incarnation>,
-    failed: bool,
-}
-
-impl Gate {
-    /// What is settled of its exchange.
-    fn known(&self) -> GateWants {
-        self.shape.as_ref().map_or(self.wants, GateWants::all_of)
+    pub const fn running(task: Name, shape: Shape, shard: u16, incarnation: Incarnation) -> Self {
+        Self { task, shape, shard, incarnation, state: PartitionState::Running, failing: false }
     }
 }
 
@@ -95,7 +99,8 @@ impl First {
     /// What `wants` states differently, as a failure of `who`.
     fn refuse(&self, wants: &GateWants, who: &dyn fmt::Display) -> Option<Failure> {
         let differences = wants.differences(&GateWants::all_of(&self.shape))?;
-        Some(mismatch(who, &differences, &format!("{} on node {}", self.key, self.node)))
+        let (stated, other) = (GateWants::all_of(&self.shape), format!("{} on node {}", self.key, self.node));
+        Some(mismatch(who, &differences, &other, wants.unequal_forward(&stated)))
     }
 }
 
@@ -103,11 +108,12 @@ impl First {
 #[derive(Debug)]
 pub struct Catalog {
     node: Name,
-    /// By partition, then by the node that states it. More than one node only until the loser has failed.
-    partitions: BTreeMap<PartitionKey, BTreeMap<Name, Partition>>,
+    partitions: BTreeMap<PartitionKey, Claims>,
     /// Partitions of each peer.
     peers: BTreeMap<Name, usize>,
+    /// Of this node.
     gates: BTreeMap<GateKey, Gate>,
+    remote_gates: RemoteGates,
     actions: VecDeque<CatalogAction>,
 }
 
@@ -120,6 +126,7 @@ impl Catalog {
             partitions: BTreeMap::new(),
             peers: BTreeMap::new(),
             gates: BTreeMap::new(),
+            remote_gates: RemoteGates::new(),
             actions: VecDeque::new(),
         }
     }
@@ -162,24 +169,26 @@ impl Catalog {
     /// A partition of this node is gone: all of it was acknowledged, or it failed.
     pub fn handle_local_gone(&mut self, key: &PartitionKey) {
         if let Some(partition) = self.forget(key, &self.node.clone()) {
-            let gone = CatalogEntry { state: PartitionState::Gone, ..entry(key, &partition) };
-            self.announce(None, alloc::vec![gone]);
+            let gone = Partition { state: PartitionState::Gone, ..partition };
+            self.announce(None, alloc::vec![entry(key, &gone)]);
             self.serve_exchange(&key.exchange, &BTreeSet::from([key.producer]));
         }
     }
 
     /// A peer's control link is up: it is told of everything here.
     pub fn handle_peer_found(&mut self, peer: &Name) {
-        let own = |(key, nodes): (&PartitionKey, &BTreeMap<Name, Partition>)| {
+        let own = |(key, nodes): (&PartitionKey, &Claims)| {
             nodes.get(&self.node).map(|partition| entry(key, partition))
         };
-        let entries: Vec<CatalogEntry> = self.partitions.iter().filter_map(own).collect();
+        let mut entries: Vec<CatalogEntry> = self.partitions.iter().filter_map(own).collect();
+        entries.extend(self.gates.iter().map(|(key, gate)| gate.entry(key, GateState::Attached)));
         self.announce(Some(peer), entries);
     }
 
-    /// A peer's control link is lost: its partitions are forgotten. When it is back it tells of them again; a gate
-    /// that was connected to one of them is not connected to it again.
+    /// A peer's control link is lost: its partitions and gates are forgotten. When it is back it tells of them again; a
+    /// gate that was connected to one of its partitions is not connected to it again.
     pub fn handle_peer_lost(&mut self, peer: &Name) {
+        self.remote_gates.handle_peer_lost(peer);
         if *peer == self.node || self.peers.remove(peer).is_none() {
             return;
         }
@@ -189,23 +198,26 @@ impl Catalog {
         });
     }
 
-    /// A peer tells of its partitions. An entry whose index or shape cannot be is left out: the peer's own node
-    /// has refused such a producer, so nobody is there.
+    /// A peer tells of its partitions and gates. An entry whose index or shape cannot be is left out: the peer's own
+    /// node has refused such a producer or consumer, so nobody is there.
     ///
     /// # Errors
-    /// [`TooManyPartitions`] closes that peer's control link; what was within the bound is remembered.
-    pub fn handle_remote(
-        &mut self,
-        peer: &Name,
-        entries: Vec<CatalogEntry>,
-    ) -> Result<(), TooManyPartitions> {
+    /// [`TooManyEntries`] closes that peer's control link; what was within the bound is remembered.
+    pub fn handle_remote(&mut self, peer: &Name, entries: Vec<CatalogEntry>) -> Result<(), TooManyEntries> {
         if *peer == self.node {
             return Ok(());
         }
         let mut changed: BTreeMap<Name, BTreeSet<ProducerIndex>> = BTreeMap::new();
         let mut outcome = Ok(());
         for entry in entries {
-            let CatalogEntry { exchange, producer, shape, shard, incarnation, state } = entry;
+            let partition = match entry {
+                CatalogEntry::Partition(partition) => partition,
+                CatalogEntry::Gate(gate) => {
+                    outcome = outcome.and(self.remote_gates.handle_entry(peer, gate));
+                    continue;
+                }
+            };
+            let PartitionEntry { exchange, producer, shape, shard, incarnation, state, task } = partition;
             let key = PartitionKey { exchange, producer };
             if check_shape(&shape).is_err() || key.producer.0 >= shape.producers {
                 continue;
@@ -214,7 +226,7 @@ impl Catalog {
             if state == PartitionState::Gone {
                 self.forget_life(&key, peer, incarnation);
             } else {
-                let partition = Partition { shape, shard, incarnation, state, failing: false };
+                let partition = Partition { task, shape, shard, incarnation, state, failing: false };
                 outcome = outcome.and(self.remember(key, peer, partition));
             }
         }
@@ -231,10 +243,8 @@ impl Catalog {
     /// # Errors
     /// The refusal, as for producers. A consumer index that is taken on another node is found out when its channel
     /// is opened.
-    pub fn handle_gate(&mut self, key: GateKey, wants: GateWants) -> Result<(), Failure> {
-        if let Some(shape) = wants.shape() {
-            check_shape(&shape)?;
-        }
+    pub fn handle_gate(&mut self, key: GateKey, task: Name, wants: GateWants) -> Result<(), Failure> {
+        check_stated(&wants)?;
         if key.consumer.0 >= wants.consumers {
             let text = format!("{key}: the index is {}; needed: below {}", key.consumer, wants.consumers);
             return Err(Failure::new(FailureCode::IndexOutOfRange, text));
@@ -244,16 +254,18 @@ impl Catalog {
             return Err(Failure::new(FailureCode::DuplicateConsumer, text));
         }
         self.check_wants(&key.exchange, &wants, &key)?;
-        let gate = Gate { wants, shape: None, bound: BTreeMap::new(), failed: false };
         let first = self.first_shape(&key.exchange);
-        self.gates.insert(key.clone(), gate);
+        self.gates.insert(key.clone(), Gate::new(task, wants));
         self.serve_gate(&key, first.as_ref(), None);
+        self.announce_gate(&key);
         Ok(())
     }
 
     /// A gate is gone.
     pub fn handle_gate_gone(&mut self, key: &GateKey) {
-        self.gates.remove(key);
+        if let Some(gate) = self.gates.remove(key) {
+            self.announce(None, alloc::vec![gate.entry(key, GateState::Gone)]);
+        }
     }
 
     /// A connection that was asked for could not be made, so nothing of that producer was read: the gate is free
@@ -262,6 +274,12 @@ impl Catalog {
         if let Some(gate) = self.gates.get_mut(key) {
             gate.bound.remove(&producer);
         }
+    }
+
+    /// A gate can be connected from now on: it is given every producer that it has none of its channels to.
+    pub fn handle_gate_ready(&mut self, key: &GateKey) {
+        let first = self.first_shape(&key.exchange);
+        self.serve_gate(key, first.as_ref(), None);
     }
 
     /// Looks at every gate again. The shell calls this some time after a connection failed.
@@ -320,7 +338,8 @@ impl Catalog {
         }
         for (key, gate) in self.gates_of(exchange).filter(|(_, gate)| !gate.failed) {
             if let Some(differences) = wants.differences(&gate.known()) {
-                return Err(mismatch(who, &differences, &format!("{key} on node {}", self.node)));
+                let (stated, other) = (gate.known(), format!("{key} on node {}", self.node));
+                return Err(mismatch(who, &differences, &other, wants.unequal_forward(&stated)));
             }
         }
         Ok(())
@@ -337,12 +356,12 @@ impl Catalog {
         key: PartitionKey,
         peer: &Name,
         partition: Partition,
-    ) -> Result<(), TooManyPartitions> {
-        let known = self.partitions.get(&key).is_some_and(|nodes| nodes.contains_key(peer));
+    ) -> Result<(), TooManyEntries> {
+        let known = self.partitions.get(&key).is_some_and(|nodes| nodes.get(peer).is_some());
         if !known {
             let count = self.peers.entry(peer.clone()).or_default();
             if *count >= PEER_PARTITIONS_MAX {
-                return Err(TooManyPartitions);
+                return Err(TooManyEntries::Partitions);
             }
             *count += 1;
         }
@@ -434,6 +453,9 @@ impl Catalog {
             }
             self.actions.push_back(connect);
         }
+        if !was_known {
+            self.announce_learnt(key);
+        }
     }
 
     /// The connections to these producers, or to all, that a gate of this shape does not have yet.
@@ -453,7 +475,7 @@ impl Catalog {
                 continue;
             }
             let partition_key = PartitionKey { exchange: key.exchange.clone(), producer };
-            let claims = self.partitions.get(&partition_key).into_iter().flatten();
+            let claims = self.partitions.get(&partition_key).into_iter().flat_map(Claims::iter);
             let first = claims
                 .filter(|(_, partition)| partition.shape == *shape && !partition.failing)
                 .min_by_key(|(node, partition)| (partition.incarnation, *node));
@@ -478,14 +500,15 @@ impl Catalog {
 
 /// What the wire says of a partition.
 fn entry(key: &PartitionKey, partition: &Partition) -> CatalogEntry {
-    CatalogEntry {
+    CatalogEntry::Partition(PartitionEntry {
         exchange: key.exchange.clone(),
         producer: key.producer,
         shape: partition.shape,
         shard: partition.shard,
         incarnation: partition.incarnation,
         state: partition.state,
-    }
+        task: partition.task.clone(),
+    })
 }
 
 /// Whether an exchange can have this shape at all.
@@ -496,13 +519,19 @@ fn check_shape(shape: &Shape) -> Result<(), Failure> {
             return Err(Failure::new(FailureCode::Mismatch, text));
         }
     }
-    if shape.strategy == Strategy::Forward && shape.producers != shape.consumers {
-        let Shape { producers, consumers, .. } = shape;
-        let text =
-            format!("forward has {producers} producers and {consumers} consumers; needed: as many of both");
-        return Err(Failure::new(FailureCode::Mismatch, text));
-    }
-    Ok(())
+    shape.check_parallelism().map_err(|unequal| Failure::new(FailureCode::Mismatch, unequal.to_string()))
+}
+
+/// Whether there can be an exchange of which a consumer states this, whatever it leaves open.
+fn check_stated(wants: &GateWants) -> Result<(), Failure> {
+    let GateWants { consumers, producers, strategy, segment_bytes, checksum } = *wants;
+    check_shape(&Shape {
+        producers: producers.unwrap_or(consumers),
+        consumers,
+        strategy: strategy.unwrap_or(Strategy::Rebalance),
+        segment_bytes,
+        checksum: checksum.unwrap_or(false),
+    })
 }
 
 fn duplicate(key: &PartitionKey, node: &Name, held: &Partition) -> Failure {
@@ -518,7 +547,16 @@ fn duplicate(key: &PartitionKey, node: &Name, held: &Partition) -> Failure {
     Failure::new(FailureCode::DuplicateProducer, text)
 }
 
-fn mismatch(who: &dyn fmt::Display, differences: &str, other: &str) -> Failure {
-    let text: String = format!("{who}: {differences} (as {other} states); state the same on both sides");
+/// If it comes of a `forward` exchange whose sides differ in parallelism, `unequal` tells what could connect them.
+fn mismatch(
+    who: &dyn fmt::Display,
+    differences: &str,
+    other: &str,
+    unequal: Option<UnequalForward>,
+) -> Failure {
+    let mut text = format!("{who}: {differences} (as {other} states); state the same on both sides");
+    if let Some(unequal) = unequal {
+        text.push_str(&format!(": {unequal}"));
+    }
     Failure::new(FailureCode::Mismatch, text)
 }

@@ -48,6 +48,15 @@ pub const fn subpartition_of(key_group: u32, max_parallelism: u32, subpartitions
     (group * subpartitions as u64 / groups) as u32
 }
 
+/// Which of `subpartitions` gets a variant of a salted key whose own subpartition is `own`: the variants lie at equal
+/// distances from it, all round. Variant 0 is at `own`; no two of up to `subpartitions` variants are at the same one.
+#[must_use]
+pub const fn salted_subpartition_of(own: u32, variant: u32, variants: u32, subpartitions: u32) -> u32 {
+    let n = at_least_1(subpartitions) as u64;
+    let distance = variant as u64 * n / at_least_1(variants) as u64;
+    ((own as u64 + distance) % n) as u32
+}
+
 /// The key groups that one of `subpartitions` owns: the inverse of [`subpartition_of`]. Empty if there are more
 /// subpartitions than groups and this one gets none.
 #[must_use]

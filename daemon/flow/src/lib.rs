@@ -9,8 +9,8 @@
 //!   is `handle_*`, what comes out is `poll_*` and `take_*`.
 //! - [`pool`]: who may take which segment: a producer's partition, a consumer's gate, a node's budget.
 //! - [`wire`]: frames, byte by byte.
-//! - [`catalog`]: which producers the cluster has, and which channels therefore must be opened.
-//! - [`selector`], [`key_group`], [`record`], [`flush`]: the rules that the client library works by.
+//! - [`catalog`]: which producers and consumers the cluster has, and which channels therefore must be opened.
+//! - [`selector`], [`key_group`], [`pointwise`], [`record`], [`flush`]: the rules that the client library works by.
 //! - [`state`]: every state machine as a table. [`invariant`]: what it means that an account does not add up.
 //!
 //! What comes from a peer or a client is a claim. It is checked before anything changes, and what cannot be true takes
@@ -34,6 +34,7 @@ pub mod invariant;
 pub mod key_group;
 pub mod limits;
 pub mod link;
+pub mod pointwise;
 pub mod pool;
 pub mod record;
 mod recv;
@@ -42,4 +43,5 @@ mod send;
 pub mod shard;
 pub mod state;
 pub mod stats;
+pub mod wants;
 pub mod wire;

@@ -150,6 +150,12 @@ impl Link {
         }
     }
 
+    /// How long after it was last heard it waits for another socket: as long as the end that waits less. `own_ns` is
+    /// what this node would wait.
+    pub(crate) fn grace_ns(&self, own_ns: u64) -> u64 {
+        own_ns.min(self.spec.peer_grace_ns)
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.state != LinkState::Closed
     }

@@ -1,9 +1,14 @@
 //! Channel selectors: which subpartition gets the next record.
 
+pub mod adaptive;
+pub mod heavy_keys;
+
 use core::fmt;
 
+use self::adaptive::Interchangeable;
 use crate::key_group::{
-    MAX_PARALLELISM_MAX, default_max_parallelism, hash_bytes, key_group, subpartition_of,
+    MAX_PARALLELISM_MAX, default_max_parallelism, hash_bytes, key_group, salted_subpartition_of,
+    subpartition_of,
 };
 
 /// Chooses a subpartition for each record of one producer.
@@ -23,7 +28,7 @@ impl Selector for Forward {
     }
 }
 
-/// For `rebalance`: all subpartitions in turn. The first is random, so that many producers which start together do
+/// For `rebalance` and `rescale`: all subpartitions in turn. The first is random, so that many producers which start together do
 /// not all send to the same consumer first.
 #[derive(Clone, Copy, Debug)]
 pub struct Rebalance {
@@ -66,8 +71,15 @@ impl Selector for Rebalance {
     }
 }
 
+impl Interchangeable for Rebalance {
+    #[inline]
+    fn handle_taken(&mut self, taken: u32) {
+        self.turn = Turn::Next(taken.wrapping_add(1));
+    }
+}
+
 /// Makes seeds that differ in few bits differ in all (the finisher of SplitMix64).
-const fn spread(seed: u64) -> u64 {
+pub(crate) const fn spread(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -132,5 +144,55 @@ impl Selector for Hash {
     fn select(&mut self, record: &[u8], key: Option<&[u8]>, subpartitions: u32) -> u32 {
         let group = key_group(hash_bytes(key.unwrap_or(record)), self.max_parallelism);
         subpartition_of(group, self.max_parallelism, subpartitions)
+    }
+}
+
+/// For `hash` with salt: the records of each key are spread over so many variants of it, each of which has a consumer of
+/// its own ([`salted_subpartition_of`]). A reader that needs all records of a key gets them in so many parts.
+#[derive(Clone, Copy, Debug)]
+pub struct SaltedHash {
+    hash: Hash,
+    variants: u32,
+    random: u64,
+}
+
+/// A number of variants that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaltError {
+    /// The number asked for.
+    pub found: u32,
+    /// Most: one for each subpartition.
+    pub max: u32,
+}
+
+impl fmt::Display for SaltError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "is {}; needed: 1 to {}, the consumers", self.found, self.max)
+    }
+}
+
+impl core::error::Error for SaltError {}
+
+impl SaltedHash {
+    /// Spreads each key over `variants` of the subpartitions. The caller has the randomness.
+    ///
+    /// # Errors
+    /// [`SaltError`] if there are no variants, or more than subpartitions.
+    pub fn new(hash: Hash, variants: u32, subpartitions: u32, seed: u64) -> Result<Self, SaltError> {
+        if (1..=subpartitions).contains(&variants) {
+            return Ok(Self { hash, variants, random: seed });
+        }
+        Err(SaltError { found: variants, max: subpartitions })
+    }
+}
+
+impl Selector for SaltedHash {
+    #[inline]
+    fn select(&mut self, record: &[u8], key: Option<&[u8]>, subpartitions: u32) -> u32 {
+        let own = self.hash.select(record, key, subpartitions);
+        // At random and not in turn: keys that come in a pattern would meet the same variant each time.
+        self.random = self.random.wrapping_add(1);
+        let variant = (((spread(self.random) >> 32) * u64::from(self.variants)) >> 32) as u32;
+        salted_subpartition_of(own, variant, self.variants, subpartitions)
     }
 }

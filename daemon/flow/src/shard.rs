@@ -17,7 +17,8 @@
 //! - A receive segment is free again when it is closed and the application gave all its bytes back. That is what
 //!   makes new credit: a consumer that stops giving back stops its own channel and nothing else.
 //! - A send segment is free again when the client has closed it and none of its slices is queued, in the kernel, or
-//!   unacknowledged.
+//!   unacknowledged. With `broadcast` all subpartitions share their segments: each has its own place in them, and the
+//!   slowest decides. So one consumer that stops giving back stops the partition, when its pool is used up.
 //! - Between channels of a link: control first, then priority events, then deficit round robin by bytes.
 //!
 //! # What belongs to whom when something breaks
@@ -230,7 +231,7 @@ impl Shard {
     /// Appends the subpartitions whose view changed since the last call, each once.
     pub fn take_changed_subpartitions(&mut self, partition: PartitionId, out: &mut Vec<SubpartitionIndex>) {
         if let Some(partition) = self.partitions.get_mut(partition) {
-            partition.take_changed(out);
+            partition.memory.take_changed(out);
         }
     }
 

@@ -134,6 +134,8 @@ machine! {
         Requested = "a request",
         /// The producer's node agreed.
         Accepted = "ChannelAccepted",
+        /// The producer's node has no such producer.
+        NotFound = "a producer that is not there",
         /// A Data, Event or Backlog frame arrived.
         FrameArrived = "a frame",
         /// The end of data arrived.
@@ -144,6 +146,7 @@ machine! {
     rows {
         Vacant, Requested => Requested;
         Requested, Accepted => Open;
+        Requested, NotFound => Vacant;
         Open, FrameArrived => Open;
         Open, EndArrived => Ended;
         Vacant, Failed => Failed;

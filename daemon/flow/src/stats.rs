@@ -55,6 +55,10 @@ pub struct ChannelStats {
     pub queued_bytes: u64,
     /// Bytes that were sent and are not known to have arrived; 0 at the receiving end.
     pub unacked_bytes: u64,
+    /// Bytes that are known to have arrived in the consumer's receive region; 0 at the receiving end.
+    pub acked_bytes: u64,
+    /// Bytes that the consumer's application is known to have given back; 0 at the receiving end.
+    pub consumed_bytes: u64,
     /// Receive segments granted and not opened; 0 at the sending end.
     pub receiver_ready: u32,
     /// Receive segments open, filled or held by the application; 0 at the sending end.

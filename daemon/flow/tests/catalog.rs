@@ -4,7 +4,9 @@ use weir_flow::catalog::{Catalog, CatalogAction, GateKey, GateWants, Partition, 
 use weir_flow::exchange::{Name, Shape, Strategy as Ship};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ConsumerIndex, Incarnation, ProducerIndex};
-use weir_flow::wire::{CATALOG_ENTRIES_MAX, CatalogEntry, PartitionState};
+use weir_flow::wire::{
+    CATALOG_ENTRIES_MAX, CatalogEntry, GateEntry, GateState, PartitionEntry, PartitionState,
+};
 
 fn name(text: &str) -> Name {
     text.parse().unwrap()
@@ -27,30 +29,51 @@ fn wants(consumers: u32) -> GateWants {
     GateWants { consumers, producers: None, strategy: None, segment_bytes: 32 << 10, checksum: None }
 }
 
-fn remote(producer: u32, shape: Shape, incarnation: u64) -> CatalogEntry {
-    CatalogEntry {
-        exchange: name("words"),
+fn remote_of(exchange: &str, producer: u32, shape: Shape, incarnation: u64) -> PartitionEntry {
+    PartitionEntry {
+        exchange: name(exchange),
         producer: ProducerIndex(producer),
         shape,
         shard: 1,
         incarnation: Incarnation(incarnation),
         state: PartitionState::Running,
+        task: name("source"),
     }
 }
 
+fn remote(producer: u32, shape: Shape, incarnation: u64) -> CatalogEntry {
+    CatalogEntry::Partition(remote_of("words", producer, shape, incarnation))
+}
+
 fn gone(entry: CatalogEntry) -> CatalogEntry {
-    CatalogEntry { state: PartitionState::Gone, ..entry }
+    match entry {
+        CatalogEntry::Partition(entry) => {
+            CatalogEntry::Partition(PartitionEntry { state: PartitionState::Gone, ..entry })
+        }
+        CatalogEntry::Gate(entry) => CatalogEntry::Gate(GateEntry { state: GateState::Gone, ..entry }),
+    }
 }
 
 fn attach(catalog: &mut Catalog, producer: u32, shape: Shape, incarnation: u64) -> Result<(), Failure> {
     catalog.handle_local_partition(
         partition_key(producer),
-        Partition::running(shape, 0, Incarnation(incarnation)),
+        Partition::running(name("source"), shape, 0, Incarnation(incarnation)),
     )
 }
 
+fn gate(catalog: &mut Catalog, consumer: u32, wants: GateWants) -> Result<(), Failure> {
+    catalog.handle_gate(gate_key(consumer), name("sink"), wants)
+}
+
+/// Everything but what peers are told of gates, which has tests of its own.
 fn actions(catalog: &mut Catalog) -> Vec<CatalogAction> {
-    std::iter::from_fn(|| catalog.poll_action()).collect()
+    let is_of_gates = |action: &CatalogAction| match action {
+        CatalogAction::Announce { entries, .. } => {
+            entries.iter().all(|entry| matches!(entry, CatalogEntry::Gate(_)))
+        }
+        _ => false,
+    };
+    std::iter::from_fn(|| catalog.poll_action()).filter(|action| !is_of_gates(action)).collect()
 }
 
 /// Everything but what is announced to peers.
@@ -66,7 +89,11 @@ fn announced(catalog: &mut Catalog) -> Vec<Announced> {
         .into_iter()
         .filter_map(|action| match action {
             CatalogAction::Announce { peer, entries } => {
-                Some((peer, entries.iter().map(|entry| (entry.producer.0, entry.state)).collect()))
+                let states = entries.into_iter().map(|entry| match entry {
+                    CatalogEntry::Partition(entry) => (entry.producer.0, entry.state),
+                    CatalogEntry::Gate(gate) => panic!("a gate among them: {gate:?}"),
+                });
+                Some((peer, states.collect()))
             }
             _ => None,
         })
@@ -90,7 +117,7 @@ fn connect(consumer: u32, producer: u32, node: &str, shard: u16, incarnation: u6
 #[test]
 fn a_gate_learns_its_shape_from_the_first_producer_and_is_connected_to_each_as_it_appears() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     assert_eq!(actions(&mut catalog), []);
     let first = remote(1, shape(2, 3), 7);
     catalog.handle_remote(&name("a"), vec![first.clone()]).unwrap();
@@ -106,7 +133,7 @@ fn a_gate_learns_its_shape_from_the_first_producer_and_is_connected_to_each_as_i
 fn a_gate_that_comes_after_the_producers_is_connected_to_all_at_once() {
     let mut catalog = Catalog::new(name("b"));
     catalog.handle_remote(&name("a"), vec![remote(1, shape(2, 3), 7), remote(0, shape(2, 3), 8)]).unwrap();
-    catalog.handle_gate(gate_key(2), wants(3)).unwrap();
+    gate(&mut catalog, 2, wants(3)).unwrap();
     assert_eq!(
         actions(&mut catalog),
         [known(2, shape(2, 3)), connect(2, 0, "a", 1, 8), connect(2, 1, "a", 1, 7)]
@@ -116,7 +143,7 @@ fn a_gate_that_comes_after_the_producers_is_connected_to_all_at_once() {
 #[test]
 fn a_gate_that_states_everything_knows_its_shape_at_once() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), GateWants::all_of(&shape(2, 3))).unwrap();
+    gate(&mut catalog, 0, GateWants::all_of(&shape(2, 3))).unwrap();
     assert_eq!(actions(&mut catalog), [known(0, shape(2, 3))]);
     catalog.handle_remote(&name("a"), vec![remote(0, shape(2, 3), 7)]).unwrap();
     assert_eq!(actions(&mut catalog), [connect(0, 0, "a", 1, 7)]);
@@ -126,7 +153,7 @@ fn a_gate_that_states_everything_knows_its_shape_at_once() {
 fn a_forward_gate_learns_from_any_producer_and_is_connected_to_its_own_only() {
     let mut catalog = Catalog::new(name("b"));
     let forward = Shape { strategy: Ship::Forward, ..shape(3, 3) };
-    catalog.handle_gate(gate_key(1), wants(3)).unwrap();
+    gate(&mut catalog, 1, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, forward, 7)]).unwrap();
     assert_eq!(actions(&mut catalog), [known(1, forward)]);
     catalog.handle_remote(&name("a"), vec![remote(1, forward, 8), remote(2, forward, 9)]).unwrap();
@@ -136,10 +163,10 @@ fn a_forward_gate_learns_from_any_producer_and_is_connected_to_its_own_only() {
 #[test]
 fn other_exchanges_are_not_touched() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     for exchange in ["word", "words.", "wordz", "a"] {
-        let entry = CatalogEntry { exchange: name(exchange), ..remote(0, shape(1, 9), 7) };
-        catalog.handle_remote(&name("a"), vec![entry]).unwrap();
+        let entry = remote_of(exchange, 0, shape(1, 9), 7);
+        catalog.handle_remote(&name("a"), vec![CatalogEntry::Partition(entry)]).unwrap();
     }
     assert_eq!(actions(&mut catalog), []);
 }
@@ -249,7 +276,7 @@ fn of_two_producers_that_could_not_know_of_each_other_one_loses_and_both_nodes_a
 
         // A gate takes the winner, wherever it is attached, and not a loser that is still there.
         for catalog in [winner, loser] {
-            catalog.handle_gate(gate_key(0), wants(1)).unwrap();
+            gate(catalog, 0, wants(1)).unwrap();
             let connects: Vec<Name> = decisions(catalog)
                 .into_iter()
                 .filter_map(|action| match action {
@@ -298,10 +325,10 @@ fn a_producer_that_disagrees_with_what_is_known_is_refused_with_both_values() {
         assert_eq!(refused.code, FailureCode::Mismatch);
         assert!(refused.text.contains(text), "{refused} does not say {text}");
         // The same for a consumer that states all.
-        let refused = catalog.handle_gate(gate_key(0), GateWants::all_of(&other)).unwrap_err();
+        let refused = gate(&mut catalog, 0, GateWants::all_of(&other)).unwrap_err();
         assert!(refused.text.contains(text), "{refused} does not say {text}");
     }
-    let refused = catalog.handle_gate(gate_key(0), wants(4)).unwrap_err();
+    let refused = gate(&mut catalog, 0, wants(4)).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "mismatch: consumer 0 of exchange words: consumers is 4, needed: 3 (as producer 0 of exchange words on \
@@ -309,19 +336,19 @@ fn a_producer_that_disagrees_with_what_is_known_is_refused_with_both_values() {
     );
     assert_eq!(actions(&mut catalog), []);
     attach(&mut catalog, 1, base, 9).unwrap();
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
 }
 
 #[test]
 fn a_producer_that_disagrees_with_a_gate_of_this_node_is_refused_and_the_gate_does_not_notice() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     let refused = attach(&mut catalog, 0, shape(2, 4), 7).unwrap_err();
     assert!(
         refused.text.contains("consumers is 4, needed: 3 (as consumer 0 of exchange words on node b"),
         "{refused}"
     );
-    let refused = catalog.handle_gate(gate_key(1), wants(4)).unwrap_err();
+    let refused = gate(&mut catalog, 1, wants(4)).unwrap_err();
     assert_eq!(refused.code, FailureCode::Mismatch);
     assert_eq!(actions(&mut catalog), []);
     attach(&mut catalog, 0, shape(2, 3), 7).unwrap();
@@ -331,8 +358,8 @@ fn a_producer_that_disagrees_with_a_gate_of_this_node_is_refused_and_the_gate_do
 #[test]
 fn a_gate_that_reads_nothing_yet_fails_once_if_a_peers_producer_disagrees() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
-    catalog.handle_gate(gate_key(1), GateWants { producers: Some(2), ..wants(3) }).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
+    gate(&mut catalog, 1, GateWants { producers: Some(2), ..wants(3) }).unwrap();
     let entries = vec![remote(0, shape(4, 3), 7)];
     catalog.handle_remote(&name("a"), entries.clone()).unwrap();
     let decided = decisions(&mut catalog);
@@ -354,7 +381,7 @@ fn a_gate_that_reads_nothing_yet_fails_once_if_a_peers_producer_disagrees() {
 fn a_gate_whose_memory_has_one_shape_is_not_left_waiting_for_producers_of_another() {
     let mut catalog = Catalog::new(name("b"));
     let forward = Shape { strategy: Ship::Forward, ..shape(3, 3) };
-    catalog.handle_gate(gate_key(1), wants(3)).unwrap();
+    gate(&mut catalog, 1, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, forward, 7)]).unwrap();
     catalog.handle_remote(&name("a"), vec![gone(remote(0, forward, 7))]).unwrap();
     assert_eq!(decisions(&mut catalog), [known(1, forward)]);
@@ -368,7 +395,7 @@ fn a_gate_whose_memory_has_one_shape_is_not_left_waiting_for_producers_of_anothe
 #[test]
 fn a_gate_that_reads_already_does_not_notice_a_newcomer_that_does_not_fit() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, shape(2, 3), 7)]).unwrap();
     actions(&mut catalog);
     // Even one that would have come first.
@@ -385,16 +412,20 @@ fn indices_and_shapes_that_cannot_be_are_refused_and_left_out() {
     let refused = attach(&mut catalog, 2, shape(2, 3), 7).unwrap_err();
     assert_eq!(refused.code, FailureCode::IndexOutOfRange);
     assert_eq!(refused.text, "producer 2 of exchange words: the index is 2; needed: below 2");
-    let refused = catalog.handle_gate(gate_key(3), wants(3)).unwrap_err();
+    let refused = gate(&mut catalog, 3, wants(3)).unwrap_err();
     assert_eq!(refused.text, "consumer 3 of exchange words: the index is 3; needed: below 3");
     let forward = Shape { strategy: Ship::Forward, ..shape(2, 3) };
     let refused = attach(&mut catalog, 0, forward, 7).unwrap_err();
-    assert_eq!(refused.text, "forward has 2 producers and 3 consumers; needed: as many of both");
+    assert_eq!(
+        refused.text,
+        "forward has 2 producers and 3 consumers; needed: as many of both, or another strategy: rescale, rebalance, \
+         hash or broadcast"
+    );
     let refused = attach(&mut catalog, 0, shape(1, 5000), 7).unwrap_err();
     assert_eq!(refused.text, "consumers is 5000; needed: 1 to 4096");
-    assert!(catalog.handle_gate(gate_key(0), GateWants::all_of(&shape(0, 3))).is_err());
+    assert!(gate(&mut catalog, 0, GateWants::all_of(&shape(0, 3))).is_err());
 
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(2, shape(2, 3), 7), remote(0, forward, 7)]).unwrap();
     assert_eq!(actions(&mut catalog), []);
     assert_eq!(catalog.partitions().count(), 0);
@@ -403,11 +434,11 @@ fn indices_and_shapes_that_cannot_be_are_refused_and_left_out() {
 #[test]
 fn a_second_consumer_with_the_same_index_is_refused_until_the_first_is_gone() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
-    let refused = catalog.handle_gate(gate_key(0), wants(3)).unwrap_err();
+    gate(&mut catalog, 0, wants(3)).unwrap();
+    let refused = gate(&mut catalog, 0, wants(3)).unwrap_err();
     assert_eq!(refused.code, FailureCode::DuplicateConsumer);
     catalog.handle_gate_gone(&gate_key(0));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, shape(1, 3), 7)]).unwrap();
     assert_eq!(actions(&mut catalog), [known(0, shape(1, 3)), connect(0, 0, "a", 1, 7)]);
 }
@@ -415,7 +446,7 @@ fn a_second_consumer_with_the_same_index_is_refused_until_the_first_is_gone() {
 #[test]
 fn a_peer_lost_and_back_is_not_connected_to_twice() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, shape(2, 3), 7), remote(1, shape(2, 3), 8)]).unwrap();
     actions(&mut catalog);
     catalog.handle_peer_lost(&name("a"));
@@ -425,7 +456,7 @@ fn a_peer_lost_and_back_is_not_connected_to_twice() {
     catalog.handle_remote(&name("a"), vec![remote(0, shape(2, 3), 7), remote(1, shape(2, 3), 9)]).unwrap();
     assert_eq!(actions(&mut catalog), []);
     // A gate that comes now takes both.
-    catalog.handle_gate(gate_key(1), wants(3)).unwrap();
+    gate(&mut catalog, 1, wants(3)).unwrap();
     assert_eq!(
         actions(&mut catalog),
         [known(1, shape(2, 3)), connect(1, 0, "a", 1, 7), connect(1, 1, "a", 1, 9)]
@@ -450,7 +481,7 @@ fn losing_one_peer_leaves_the_others_and_this_node() {
 #[test]
 fn a_connection_that_failed_is_asked_for_again_at_the_next_word_of_the_producer_or_at_a_retry() {
     let mut catalog = Catalog::new(name("b"));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     catalog.handle_remote(&name("a"), vec![remote(0, shape(2, 3), 7)]).unwrap();
     actions(&mut catalog);
     catalog.handle_connect_failed(&gate_key(0), ProducerIndex(0));
@@ -472,7 +503,7 @@ fn a_finished_producer_is_found_by_consumers_that_come_later() {
     let mut catalog = Catalog::new(name("b"));
     attach(&mut catalog, 0, shape(1, 3), 7).unwrap();
     catalog.handle_local_finished(&partition_key(0));
-    catalog.handle_gate(gate_key(0), wants(3)).unwrap();
+    gate(&mut catalog, 0, wants(3)).unwrap();
     assert_eq!(decisions(&mut catalog), [known(0, shape(1, 3)), connect(0, 0, "b", 0, 7)]);
 }
 
@@ -480,9 +511,9 @@ fn a_finished_producer_is_found_by_consumers_that_come_later() {
 fn what_is_remembered_of_a_peer_is_bounded() {
     let mut catalog = Catalog::new(name("b"));
     let max = weir_flow::catalog::PEER_PARTITIONS_MAX;
-    let entry = |at: usize| CatalogEntry {
-        exchange: name(&format!("x{}", at / 4096)),
-        ..remote((at % 4096) as u32, shape(4096, 1), at as u64)
+    let entry = |at: usize| {
+        let exchange = format!("x{}", at / 4096);
+        CatalogEntry::Partition(remote_of(&exchange, (at % 4096) as u32, shape(4096, 1), at as u64))
     };
     for first in (0..max).step_by(4096) {
         catalog.handle_remote(&name("a"), (first..first + 4096).map(entry).collect()).unwrap();
@@ -496,4 +527,22 @@ fn what_is_remembered_of_a_peer_is_bounded() {
     catalog.handle_remote(&name("c"), vec![entry(max + 1)]).unwrap();
     catalog.handle_peer_lost(&name("a"));
     assert_eq!(catalog.partitions().count(), 1);
+}
+
+#[test]
+fn with_rescale_a_gate_is_connected_to_its_share_of_the_producers_and_to_no_other() {
+    let rescale = |producers, consumers| Shape { strategy: Ship::Rescale, ..shape(producers, consumers) };
+    let mut catalog = Catalog::new(name("b"));
+    gate(&mut catalog, 1, wants(2)).unwrap();
+    // The first producer that is known says what the exchange is, whether it feeds this gate or not.
+    catalog.handle_remote(&name("a"), vec![remote(0, rescale(5, 2), 7)]).unwrap();
+    assert_eq!(actions(&mut catalog), [known(1, rescale(5, 2))]);
+    let others = [1, 2, 3, 4].map(|producer| remote(producer, rescale(5, 2), 8));
+    catalog.handle_remote(&name("a"), others.to_vec()).unwrap();
+    let expected = [2, 3, 4].map(|producer| connect(1, producer, "a", 1, 8));
+    assert_eq!(actions(&mut catalog), expected);
+    let mut catalog = Catalog::new(name("b"));
+    catalog.handle_remote(&name("a"), [0, 1].map(|of| remote(of, rescale(2, 5), 7)).to_vec()).unwrap();
+    gate(&mut catalog, 3, wants(5)).unwrap();
+    assert_eq!(actions(&mut catalog), [known(3, rescale(2, 5)), connect(3, 1, "a", 1, 7)]);
 }

@@ -33,7 +33,7 @@ fn wants(consumers: u32) -> GateWants {
 fn attach(catalog: &mut Catalog, producer: u32, shape: Shape, incarnation: u64) -> Result<(), Failure> {
     catalog.handle_local_partition(
         partition_key(producer),
-        Partition::running(shape, 0, Incarnation(incarnation)),
+        Partition::running(name("source"), shape, 0, Incarnation(incarnation)),
     )
 }
 
@@ -111,7 +111,7 @@ impl Cluster {
                 let key = gate_key(consumer);
                 self.catalogs[node].handle_gate_gone(&key);
                 self.connected.retain(|(at, gate, _, _)| (*at, gate) != (node, &key));
-                let _ = self.catalogs[node].handle_gate(key, wants(3));
+                let _ = self.catalogs[node].handle_gate(key, name("sink"), wants(3));
                 self.run(node);
             }
             Operation::Gone { node, producer } => {

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use harness::{Pair, SEGMENT_BYTES, any_life, end, event, gate_spec, limits, partition_spec, shape};
 use proptest::prelude::*;
+use weir_flow::exchange::{Shape, Strategy as ShipStrategy};
 use weir_flow::ids::{GateId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::shard::{Delivery, Notice, PartitionUpdate, Submission};
 use weir_flow::stats::Side;
@@ -52,6 +53,8 @@ struct World {
     pair: Pair,
     producers: Vec<Producer>,
     consumers: Vec<Consumer>,
+    /// Addresses that a producer's client has: one per consumer, or one for all of them.
+    builders: u32,
 }
 
 fn byte(producer: u32, consumer: u32, position: u64) -> u8 {
@@ -114,20 +117,21 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(strategy: ShipStrategy) -> Self {
         let mut pair = Pair::new(limits());
-        let shape = shape(PRODUCERS, CONSUMERS);
+        let shape = Shape { strategy, ..shape(PRODUCERS, CONSUMERS) };
+        let builders = if strategy == ShipStrategy::Broadcast { 1 } else { CONSUMERS };
         let producers = (0..PRODUCERS)
             .map(|number| Producer {
                 id: pair.nodes[0].add_partition(partition_spec(shape, number, SEGMENTS), Time(0)),
                 number,
                 free: (0..SEGMENTS).map(SegmentIndex).collect(),
-                builders: vec![None; CONSUMERS as usize],
-                position: vec![0; CONSUMERS as usize],
-                sent: vec![Vec::new(); CONSUMERS as usize],
-                priority_sent: vec![VecDeque::new(); CONSUMERS as usize],
+                builders: vec![None; builders as usize],
+                position: vec![0; builders as usize],
+                sent: vec![Vec::new(); builders as usize],
+                priority_sent: vec![VecDeque::new(); builders as usize],
                 events: 0,
-                is_ended: vec![false; CONSUMERS as usize],
+                is_ended: vec![false; builders as usize],
                 is_finished: false,
             })
             .collect();
@@ -141,20 +145,26 @@ impl World {
                 priority_got: vec![VecDeque::new(); PRODUCERS as usize],
             })
             .collect();
-        Self { pair, producers, consumers }
+        Self { pair, producers, consumers, builders }
     }
 
     fn apply(&mut self, step: &Step) {
         let now = self.pair.now;
+        let builders = self.builders;
+        let builder = |consumer: u32| consumer % builders;
         match *step {
             Step::Attach { consumer, producer } => {
                 let gate = self.consumers[consumer as usize].id;
                 let node = &mut self.pair.nodes[1];
                 node.shard.handle_producer(gate, any_life(producer), node.link, now);
             }
-            Step::Write { producer, consumer, bytes, close } => self.write(producer, consumer, bytes, close),
-            Step::Event { producer, consumer, priority } => self.event(producer, consumer, priority),
-            Step::End { producer, consumer } => self.end(producer, consumer),
+            Step::Write { producer, consumer, bytes, close } => {
+                self.write(producer, builder(consumer), bytes, close);
+            }
+            Step::Event { producer, consumer, priority } => {
+                self.event(producer, builder(consumer), priority);
+            }
+            Step::End { producer, consumer } => self.end(producer, builder(consumer)),
             Step::Plan { node } => {
                 self.pair.nodes[node].plan(now);
             }
@@ -180,10 +190,10 @@ impl World {
         self.pair.check();
     }
 
-    fn write(&mut self, number: u32, consumer: u32, bytes: u32, close: bool) {
+    fn write(&mut self, number: u32, builder: u32, bytes: u32, close: bool) {
         let now = self.pair.now;
         let producer = &mut self.producers[number as usize];
-        let index = consumer as usize;
+        let index = builder as usize;
         if producer.is_ended[index] {
             return;
         }
@@ -197,7 +207,7 @@ impl World {
         let region = node.sends.get_mut(&producer.id).unwrap();
         for offset in 0..count {
             region[segment.0 as usize][(fill + offset) as usize] =
-                byte(number, consumer, first + u64::from(offset));
+                byte(number, builder, first + u64::from(offset));
         }
         producer.position[index] += u64::from(count);
         if count > 0 {
@@ -205,7 +215,7 @@ impl World {
         }
         let last = close || fill + count == SEGMENT_BYTES;
         let submission = Submission::Data {
-            subpartition: SubpartitionIndex(consumer),
+            subpartition: SubpartitionIndex(builder),
             segment,
             offset: fill,
             bytes: count,
@@ -216,32 +226,32 @@ impl World {
         producer.builders[index] = (!last).then_some((segment, fill + count));
     }
 
-    fn event(&mut self, number: u32, consumer: u32, priority: bool) {
+    fn event(&mut self, number: u32, builder: u32, priority: bool) {
         let now = self.pair.now;
         let producer = &mut self.producers[number as usize];
-        let view = self.pair.nodes[0].shard.subpartition_view(producer.id, SubpartitionIndex(consumer));
-        if producer.is_ended[consumer as usize] || view.unwrap().events_in_flight >= 7 {
+        let view = self.pair.nodes[0].shard.subpartition_view(producer.id, SubpartitionIndex(builder));
+        if producer.is_ended[builder as usize] || view.unwrap().events_in_flight >= 7 {
             return;
         }
         let name = producer.events;
         producer.events += 1;
         if priority {
-            producer.priority_sent[consumer as usize].push_back(name);
+            producer.priority_sent[builder as usize].push_back(name);
         } else {
-            producer.sent[consumer as usize].push(Carried::Event(name));
+            producer.sent[builder as usize].push(Carried::Event(name));
         }
-        let event = event(consumer, &name.to_string(), priority);
+        let event = event(builder, &name.to_string(), priority);
         self.pair.nodes[0].shard.handle_submission(producer.id, event, now).unwrap();
     }
 
-    fn end(&mut self, number: u32, consumer: u32) {
-        let index = consumer as usize;
+    fn end(&mut self, number: u32, builder: u32) {
+        let index = builder as usize;
         if self.producers[number as usize].is_ended[index] {
             return;
         }
         if let Some((segment, fill)) = self.producers[number as usize].builders[index].take() {
             let close = Submission::Data {
-                subpartition: SubpartitionIndex(consumer),
+                subpartition: SubpartitionIndex(builder),
                 segment,
                 offset: fill,
                 bytes: 0,
@@ -254,7 +264,7 @@ impl World {
         let producer = &mut self.producers[number as usize];
         producer.is_ended[index] = true;
         producer.sent[index].push(Carried::End);
-        self.pair.nodes[0].shard.handle_submission(producer.id, end(consumer), self.pair.now).unwrap();
+        self.pair.nodes[0].shard.handle_submission(producer.id, end(builder), self.pair.now).unwrap();
     }
 
     fn take_updates(&mut self) {
@@ -264,7 +274,10 @@ impl World {
             let producer = self.producers.iter_mut().find(|producer| producer.id == id).unwrap();
             while let Some(update) = self.pair.nodes[0].shard.poll_update(id) {
                 match update {
-                    PartitionUpdate::Returned(segment) => producer.free.push(segment),
+                    PartitionUpdate::Returned(segment) => {
+                        assert!(!producer.free.contains(&segment), "{segment} came back twice");
+                        producer.free.push(segment);
+                    }
                     PartitionUpdate::Finished => producer.is_finished = true,
                     PartitionUpdate::Failed(failure) => panic!("partition {id} failed: {failure}"),
                 }
@@ -273,6 +286,7 @@ impl World {
     }
 
     fn poll(&mut self, number: u32, count: usize) {
+        let builder = number % self.builders;
         let node = &mut self.pair.nodes[1];
         let consumer = &mut self.consumers[number as usize];
         while let Some(delivery) = node.shard.poll_priority_delivery(consumer.id) {
@@ -290,7 +304,7 @@ impl World {
                     let first = consumer.position[channel as usize];
                     let found = node.memory.read(consumer.id, segment, offset, bytes);
                     for (index, found) in found.iter().enumerate() {
-                        let needed = byte(channel, number, first + index as u64);
+                        let needed = byte(channel, builder, first + index as u64);
                         assert_eq!(*found, needed, "byte {index} behind {first} of channel {channel}");
                     }
                     consumer.position[channel as usize] += u64::from(bytes);
@@ -370,10 +384,11 @@ impl World {
         for producer in &self.producers {
             assert!(producer.is_finished, "producer {} is not finished", producer.number);
             for consumer in 0..CONSUMERS as usize {
-                let (sent, got) = (&producer.sent[consumer], &self.consumers[consumer].got);
+                let builder = consumer % self.builders as usize;
+                let (sent, got) = (&producer.sent[builder], &self.consumers[consumer].got);
                 assert_eq!(got[producer.number as usize], *sent, "channel {} -> {consumer}", producer.number);
                 let got = &self.consumers[consumer].priority_got[producer.number as usize];
-                assert_eq!(*got, producer.priority_sent[consumer]);
+                assert_eq!(*got, producer.priority_sent[builder]);
             }
         }
     }
@@ -412,7 +427,19 @@ proptest! {
 
     #[test]
     fn everything_arrives_once_in_order_and_all_is_free(steps in proptest::collection::vec(step(), 0..400)) {
-        let mut world = World::new();
+        let mut world = World::new(ShipStrategy::Rebalance);
+        for step in &steps {
+            world.apply(step);
+        }
+        world.finish();
+    }
+
+    /// The same where all consumers read the same segments: each gets everything, and each segment comes back once.
+    #[test]
+    fn shared_segments_reach_every_consumer_and_come_back_once(
+        steps in proptest::collection::vec(step(), 0..400)
+    ) {
+        let mut world = World::new(ShipStrategy::Broadcast);
         for step in &steps {
             world.apply(step);
         }
@@ -424,7 +451,7 @@ proptest! {
 /// that the stopped one ties up stays within its grants.
 #[test]
 fn a_stopped_consumer_stops_only_itself() {
-    let mut world = World::new();
+    let mut world = World::new(ShipStrategy::Rebalance);
     for consumer in 0..CONSUMERS {
         world.apply(&Step::Attach { consumer, producer: 0 });
     }

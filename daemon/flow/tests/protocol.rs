@@ -7,10 +7,11 @@ use weir_flow::exchange::{NAME_BYTES_MAX, PARALLELISM_MAX, STRATEGIES, Shape, St
 use weir_flow::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
 use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_flow::wants::GateWants;
 use weir_flow::wire::{
     CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, EVENT_BYTES_MAX, Flags, FrameType,
-    HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionState,
-    Resume, Role, Stats, TASK_TIMES_MAX, TaskTimes, encode,
+    GateEntry, GateState, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel,
+    PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role, Stats, TASK_TIMES_MAX, TaskTimes, encode,
 };
 
 const PAGE: &str = include_str!("../../../docs/protocol.md");
@@ -36,16 +37,19 @@ fn field(name: &'static str, bytes: impl AsRef<[u8]>) -> Field {
     (name, bytes.as_ref().to_vec())
 }
 
-/// The page's fields are exactly these, in this order, without gaps, and `body` has these bytes at their places.
+/// The page's fields are exactly these, in this order, without gaps, with `-` for an offset that varies, and `body` has these bytes at their places.
 fn compare(mark: &str, body: &[u8], fields: &[Field]) {
     let rows = table(&format!("body: {mark}"));
     let names: Vec<&str> = rows.iter().map(|row| row[1].as_str()).collect();
     let needed: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, needed, "fields of {mark}");
-    let mut end = 0;
+    let (mut end, mut has_varied) = (0, false);
     for (row, (name, bytes)) in rows.iter().zip(fields) {
-        let offset = usize::try_from(number(&row[0])).unwrap();
+        // Behind a field whose size varies there is no offset to name.
+        let offset = if row[0] == "-" { end } else { usize::try_from(number(&row[0])).unwrap() };
         assert_eq!(offset, end, "offset of {name} in {mark}");
+        assert_eq!(row[0] == "-", has_varied, "offset of {name} in {mark}");
+        has_varied |= row[2].contains("..");
         match row[2].split_once("..") {
             Some((min, max)) => {
                 let length = bytes.len() as u64;
@@ -112,10 +116,12 @@ fn hello() -> Hello {
         local_shard: 0x1211,
         peer_shard: 0x1413,
         segment_bytes: 1 << 16,
+        record_bytes_max: 0x1817_1615,
         epoch: 0x2827_2625_2423_2221,
         listen_port: 0x3231,
         link: 0x4847_4645_4443_4241,
         resumes: 0x5453_5251,
+        grace_ms: 0x6463_6261,
         nonce: core::array::from_fn(|at| at as u8 + 1),
         mac: core::array::from_fn(|at| at as u8 + 101),
         node: "node-7".parse().unwrap(),
@@ -188,6 +194,7 @@ fn the_limits_are_those_of_the_page() {
         ("TASK_TIMES_MAX", TASK_TIMES_MAX as u64),
         ("LINK_CHANNELS_MAX", u64::from(weir_flow::link::LINK_CHANNELS_MAX)),
         ("PEER_PARTITIONS_MAX", weir_flow::catalog::PEER_PARTITIONS_MAX as u64),
+        ("PEER_GATES_MAX", weir_flow::catalog::PEER_GATES_MAX as u64),
     ]
     .into();
     let rows = table("limits");
@@ -241,10 +248,12 @@ fn the_bodies_of_a_handshake_are_those_of_the_page() {
         field("local shard", hello.local_shard.to_le_bytes()),
         field("peer shard", hello.peer_shard.to_le_bytes()),
         field("segment bytes", hello.segment_bytes.to_le_bytes()),
+        field("record bytes max", hello.record_bytes_max.to_le_bytes()),
         field("epoch", hello.epoch.to_le_bytes()),
         field("listen port", hello.listen_port.to_le_bytes()),
         field("link", hello.link.to_le_bytes()),
         field("resumes", hello.resumes.to_le_bytes()),
+        field("grace ms", hello.grace_ms.to_le_bytes()),
         field("nonce", hello.nonce),
         field("code", hello.mac),
         field("name bytes", [6]),
@@ -347,36 +356,67 @@ fn the_bodies_of_flow_control_are_those_of_the_page() {
     compare("LinkResume", &resumed, &[field("control received", token.to_le_bytes())]);
 }
 
+fn names_of_words_and_map() -> [Field; 4] {
+    [field("name bytes", [5]), field("exchange", "words"), field("name bytes", [3]), field("task", "map")]
+}
+
 #[test]
 fn the_bodies_of_control_links_are_those_of_the_page() {
-    let entry = |state| CatalogEntry {
-        exchange: "words".parse().unwrap(),
-        producer: ProducerIndex(0x0403_0201),
-        shape: shape(),
-        shard: 0x1211,
-        incarnation: Incarnation(0x2827_2625_2423_2221),
-        state,
+    let entry = |state| {
+        CatalogEntry::Partition(PartitionEntry {
+            exchange: "words".parse().unwrap(),
+            producer: ProducerIndex(0x0403_0201),
+            shape: shape(),
+            shard: 0x1211,
+            incarnation: Incarnation(0x2827_2625_2423_2221),
+            state,
+            task: "map".parse().unwrap(),
+        })
     };
     let states = [PartitionState::Running, PartitionState::Finished, PartitionState::Gone];
     let body = body_of(&Message::Catalog { entries: states.map(entry).to_vec() });
     let (head, mut rest) = body.split_at(2);
     compare("Catalog", head, &[field("entries", [3, 0])]);
     for state in states {
-        let (this, behind) = rest.split_at(rest.len().min(38));
-        let mut fields = vec![field("producer", 0x0403_0201_u32.to_le_bytes())];
+        let (this, behind) = rest.split_at(rest.len().min(42));
+        let mut fields = vec![field("kind", [1]), field("producer", 0x0403_0201_u32.to_le_bytes())];
         fields.extend(shape_fields());
         fields.extend([
             field("incarnation", 0x2827_2625_2423_2221_u64.to_le_bytes()),
             field("shard", [0x11, 0x12]),
             field("state", [state as u8]),
-            field("reserved", [0]),
-            field("name bytes", [5]),
-            field("exchange", "words"),
         ]);
-        compare("CatalogEntry", this, &fields);
+        fields.extend(names_of_words_and_map());
+        compare("PartitionEntry", this, &fields);
         rest = behind;
     }
     assert!(rest.is_empty());
+
+    let gate = |wants, state| {
+        let (exchange, task) = ("words".parse().unwrap(), "map".parse().unwrap());
+        let entry = GateEntry { exchange, consumer: ConsumerIndex(0x0403_0201), wants, state, task };
+        body_of(&Message::Catalog { entries: vec![CatalogEntry::Gate(entry)] }).split_off(2)
+    };
+    let all = GateWants::all_of(&shape());
+    let least = GateWants { producers: None, strategy: None, checksum: None, ..all };
+    for (wants, producers, choices, state) in [
+        (all, 0x0201_u32, [3, 1], GateState::Attached),
+        (least, 0, [0, 2], GateState::Attached),
+        (least, 0, [0, 2], GateState::Gone),
+    ] {
+        let mut fields = vec![
+            field("kind", [2]),
+            field("consumer", 0x0403_0201_u32.to_le_bytes()),
+            field("producers", producers.to_le_bytes()),
+            field("consumers", 0x0403_u32.to_le_bytes()),
+            field("segment bytes", (1_u32 << 16).to_le_bytes()),
+            field("strategy", [choices[0]]),
+            field("checksum", [choices[1]]),
+            field("state", [state as u8]),
+        ];
+        fields.extend(names_of_words_and_map());
+        compare("GateEntry", &gate(wants, state), &fields);
+    }
 
     let times = TaskTimes {
         task: "map".parse().unwrap(),
@@ -427,7 +467,9 @@ fn the_bounds_of_bodies_are_the_sums_of_their_fields() {
         assert_eq!(found, needed, "{name}");
     }
     let longest = |head: &str, item: &str, count: usize| bounds(head).1 + bounds(item).1 * count as u64;
-    assert!(longest("Catalog", "CatalogEntry", CATALOG_ENTRIES_MAX) <= u64::from(CONTROL_BYTES_MAX));
+    for entry in ["PartitionEntry", "GateEntry"] {
+        assert!(longest("Catalog", entry, CATALOG_ENTRIES_MAX) <= u64::from(CONTROL_BYTES_MAX));
+    }
     assert!(longest("Stats", "TaskTimes", TASK_TIMES_MAX) <= u64::from(CONTROL_BYTES_MAX));
 }
 
@@ -447,7 +489,9 @@ fn the_numbers_of_choices_are_those_of_the_page() {
     let [running, finished, gone] =
         [PartitionState::Running, PartitionState::Finished, PartitionState::Gone].map(|state| state as u8);
     let states = format!("{running} running, {finished} finished, {gone} gone");
-    assert_eq!(meaning("CatalogEntry", "state"), states);
+    assert_eq!(meaning("PartitionEntry", "state"), states);
+    let [attached, gone] = [GateState::Attached, GateState::Gone].map(|state| state as u8);
+    assert_eq!(meaning("GateEntry", "state"), format!("{attached} attached, {gone} gone"));
 }
 
 /// A mark that no test reads would look checked and not be.
@@ -474,7 +518,8 @@ fn every_table_with_a_mark_is_compared() {
         "body: Pong",
         "body: Goodbye",
         "body: Catalog",
-        "body: CatalogEntry",
+        "body: PartitionEntry",
+        "body: GateEntry",
     ];
     let mut found: Vec<&str> =
         PAGE.lines().filter_map(|line| line.strip_prefix("<!-- ")?.strip_suffix(" -->")).collect();

@@ -1,9 +1,13 @@
-//! Channel selectors. Row 99 of the acceptance list; Rescale has no counterpart yet.
+//! Channel selectors. Row 99 of the acceptance list; the wiring of `rescale` is in `pointwise.rs`, adaptive selection in
+//! `adaptive`.
 
+use proptest::prelude::*;
 use weir_flow::key_group::{
-    MAX_PARALLELISM_MAX, default_max_parallelism, hash_bytes, key_group, key_groups_of, subpartition_of,
+    MAX_PARALLELISM_MAX, default_max_parallelism, hash_bytes, key_group, key_groups_of,
+    salted_subpartition_of, subpartition_of,
 };
-use weir_flow::selector::{Forward, Hash, Rebalance, Selector};
+use weir_flow::selector::heavy_keys::{HeavyKeys, KEY_BYTES_KEPT, KEYS_MAX, SAMPLES_MAX};
+use weir_flow::selector::{Forward, Hash, Rebalance, SaltedHash, Selector};
 
 // The expected numbers were computed by a program of its own in another language, from the description of the
 // algorithm alone.
@@ -144,4 +148,163 @@ fn rebalance_can_start_at_0() {
 #[test]
 fn forward_has_one_subpartition() {
     assert_eq!(Forward.select(b"record", Some(b"key"), 1), 0);
+}
+
+#[test]
+fn variants_of_a_salted_key_have_a_subpartition_each() {
+    for subpartitions in 1..=64 {
+        for variants in 1..=subpartitions {
+            for own in 0..subpartitions {
+                let mut found: Vec<u32> = (0..variants)
+                    .map(|variant| salted_subpartition_of(own, variant, variants, subpartitions))
+                    .collect();
+                assert_eq!(found[0], own);
+                assert!(found.iter().all(|of| *of < subpartitions));
+                found.sort_unstable();
+                found.dedup();
+                assert_eq!(found.len(), variants as usize, "{own}, {variants} of {subpartitions}");
+            }
+        }
+    }
+    assert_eq!(salted_subpartition_of(5, u32::MAX, 0, 0), 0);
+}
+
+#[test]
+fn salt_spreads_the_records_of_a_key_evenly_and_in_no_pattern() {
+    let of = |variants| SaltedHash::new(Hash::new(8), variants, 8, 1);
+    assert_eq!(of(0).unwrap_err().to_string(), "is 0; needed: 1 to 8, the consumers");
+    assert_eq!(of(9).unwrap_err().to_string(), "is 9; needed: 1 to 8, the consumers");
+    let plain = Hash::new(8).select(b"", Some(b"hot"), 8);
+    let (mut single, mut salted) = (of(1).unwrap(), of(4).unwrap());
+    let mut counts = [0_u32; 8];
+    for number in 0..4_000_u32 {
+        assert_eq!(single.select(b"", Some(b"hot"), 8), plain);
+        // Other keys between them, as often as there are variants.
+        counts[salted.select(b"", Some(b"hot"), 8) as usize] += 1;
+        (0..number % 4).for_each(|other| {
+            salted.select(b"", Some(&[other as u8]), 8);
+        });
+    }
+    // Even within five standard deviations, on four of the eight.
+    assert_eq!(counts.iter().filter(|count| **count > 0).count(), 4, "{counts:?}");
+    assert!(counts.iter().all(|count| *count == 0 || (863..=1137).contains(count)), "{counts:?}");
+    assert!(counts[plain as usize] > 0);
+    // Two keys in turn, over two consumers: each of them reaches both.
+    let mut salted = SaltedHash::new(Hash::new(2), 2, 2, 1).unwrap();
+    let reached = |salted: &mut SaltedHash, key: &[u8]| salted.select(b"", Some(key), 2) as usize;
+    let mut counts = [[0_u32; 2]; 2];
+    for _ in 0..1_000 {
+        counts[0][reached(&mut salted, b"one")] += 1;
+        counts[1][reached(&mut salted, b"other")] += 1;
+    }
+    assert!(counts.iter().flatten().all(|count| (420..=580).contains(count)), "{counts:?}");
+}
+
+fn shares(sketch: &HeavyKeys) -> Vec<(Vec<u8>, f64, f64)> {
+    let samples = sketch.samples() as f64;
+    let share = |count: u64| count as f64 / samples;
+    sketch.heaviest().into_iter().map(|of| (of.prefix, share(of.count), share(of.count - of.error))).collect()
+}
+
+#[test]
+fn the_sketch_names_the_heavy_keys_of_a_zipf_distribution_with_their_shares() {
+    // Ten thousand keys of which the n-th has 1/n of the records of the first, by Zipf's law; the first has a tenth.
+    let total: f64 = (1..=10_000).map(|rank| 1.0 / f64::from(rank)).sum();
+    let mut sketch = HeavyKeys::new(7);
+    let mut state = 1_u64;
+    for _ in 0..500_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut left = (state >> 11) as f64 / (1_u64 << 53) as f64 * total;
+        let rank = (1..=10_000_u32).find(|rank| {
+            left -= 1.0 / f64::from(*rank);
+            left <= 0.0
+        });
+        sketch.handle_key(format!("key {}", rank.unwrap_or(10_000)).as_bytes());
+    }
+    // About one in sixteen was looked at.
+    assert!((28_000..35_000).contains(&sketch.samples()), "{}", sketch.samples());
+    let found = shares(&sketch);
+    assert_eq!(found.len(), KEYS_MAX);
+    for rank in 1..=4 {
+        let (key, most, least) = &found[rank - 1];
+        let truth = 1.0 / rank as f64 / total;
+        assert_eq!(key, format!("key {rank}").as_bytes(), "{found:?}");
+        assert!(*least <= truth * 1.1 && *most >= truth * 0.9, "{truth} is not in {least}..{most}");
+        assert!(most - least < 0.02, "{least}..{most} at rank {rank}");
+    }
+}
+
+#[test]
+fn the_sketch_is_not_fooled_by_a_pattern_and_follows_changes() {
+    let mut sketch = HeavyKeys::new(3);
+    // Sixteen keys in turn: one in sixteen is looked at, and each is as heavy as any.
+    for number in 0..200_000_u32 {
+        sketch.handle_key(&(number % 16).to_le_bytes());
+    }
+    let found = shares(&sketch);
+    assert_eq!(found.len(), 16);
+    assert!(found.iter().all(|(_, most, _)| (0.05..0.075).contains(most)), "{found:?}");
+    // From now on there is another key, with all the records: two halvings later it has three quarters.
+    for _ in 0..3 * SAMPLES_MAX * 16 {
+        sketch.handle_key(b"new");
+    }
+    let (key, most, _) = &shares(&sketch)[0];
+    assert!(key == b"new" && *most > 0.75, "{most}");
+    assert!(sketch.samples() < SAMPLES_MAX);
+}
+
+#[test]
+fn long_keys_are_told_apart_and_kept_short() {
+    let mut sketch = HeavyKeys::new(5);
+    let (long, longer) = (vec![b'x'; 1000], vec![b'x'; 1001]);
+    let mut other = long.clone();
+    other[999] = b'y';
+    for _ in 0..10_000 {
+        [&long, &longer, &other].into_iter().for_each(|key| sketch.handle_key(key));
+    }
+    let found = sketch.heaviest();
+    assert_eq!(found.len(), 3);
+    assert!(found.iter().all(|key| key.prefix.len() == KEY_BYTES_KEPT && key.bytes >= 1000));
+}
+
+proptest! {
+    #[test]
+    fn a_key_never_changes_its_consumer(
+        keys in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..50),
+        subpartitions in 1..=4096_u32,
+        groups in 1..=MAX_PARALLELISM_MAX,
+    ) {
+        let max_parallelism = groups.max(subpartitions);
+        let mut selector = Hash::with_max_parallelism(max_parallelism, subpartitions).expect("enough groups");
+        let first: Vec<u32> = keys.iter().map(|key| selector.select(b"", Some(key), subpartitions)).collect();
+        for (round, key) in keys.iter().chain(keys.iter().rev()).chain(&keys).enumerate() {
+            let index = keys.iter().position(|of| of == key).expect("it is one of them");
+            let chosen = selector.select(&round.to_le_bytes(), Some(key), subpartitions);
+            prop_assert!(chosen == first[index] && chosen < subpartitions);
+        }
+    }
+
+    #[test]
+    fn no_key_is_counted_below_what_was_seen_of_it(
+        keys in prop::collection::vec(0..200_u8, 1..5_000),
+    ) {
+        let (mut sketch, mut seen) = (HeavyKeys::new(9), std::collections::BTreeMap::new());
+        for key in keys {
+            let before = sketch.samples();
+            sketch.handle_key(&[key]);
+            if sketch.samples() > before {
+                *seen.entry(key).or_insert(0_u64) += 1;
+            }
+        }
+        let found = sketch.heaviest();
+        prop_assert_eq!(found.iter().map(|of| of.count).sum::<u64>(), sketch.samples());
+        for of in &found {
+            let truth = seen.get(&of.prefix[0]).copied().unwrap_or_default();
+            prop_assert!(of.count >= truth && of.count - of.error <= truth);
+        }
+        let least = if found.len() < KEYS_MAX { 0 } else { found.last().map_or(0, |of| of.count) };
+        for (key, truth) in seen {
+            prop_assert!(truth <= least || found.iter().any(|of| of.prefix == [key]), "{} with {}", key, truth);
+        }
+    }
 }

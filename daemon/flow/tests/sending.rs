@@ -6,7 +6,7 @@ mod harness;
 use harness::{Lone, Seen, data, end, event, limit_message, partition_spec, shape};
 use weir_flow::failure::FailureCode;
 use weir_flow::ids::{PartitionId, SegmentIndex, SubpartitionIndex, Time};
-use weir_flow::shard::{Notice, PartitionUpdate};
+use weir_flow::shard::{Notice, PartitionUpdate, Submission};
 use weir_flow::wire::{Limit, Message};
 
 const KIB: u32 = 1024;
@@ -300,7 +300,7 @@ fn a_segment_can_be_closed_after_its_last_byte() {
     lone.submit(partition, data(0, 3, 0, KIB, false));
     lone.frames();
     lone.grant(0, 4, 1);
-    let close = weir_flow::shard::Submission::Data {
+    let close = Submission::Data {
         subpartition: SubpartitionIndex(0),
         segment: SegmentIndex(3),
         offset: KIB,
@@ -424,4 +424,36 @@ fn the_end_waits_for_priority_events() {
         matches!(&messages[..], [Message::Event { priority: true, .. }, Message::EndOfData { .. }]),
         "{messages:?}"
     );
+}
+
+/// A segment leaves the queue when its last slice is sent or when it is closed, whichever comes later. The client, which
+/// may wait for its quota, is told of either.
+#[test]
+fn a_segment_that_leaves_the_queue_by_being_closed_is_told_to_the_client() {
+    let (mut lone, partition) = producer(1, 1, 4);
+    let told = |lone: &mut Lone| {
+        let (mut listed, mut changed) = (Vec::new(), Vec::new());
+        lone.shard.take_partitions(&mut listed);
+        lone.shard.take_changed_subpartitions(partition, &mut changed);
+        (listed.len(), changed.len(), view(lone, partition).sent_segments)
+    };
+    told(&mut lone);
+    lone.submit(partition, data(0, 0, 0, KIB, false));
+    lone.frames();
+    assert_eq!(told(&mut lone), (1, 1, 0), "all of it is sent, and it is open");
+    let close = Submission::Data {
+        subpartition: SubpartitionIndex(0),
+        segment: SegmentIndex(0),
+        offset: KIB,
+        bytes: 0,
+        records: 0,
+        last: true,
+    };
+    lone.submit(partition, close);
+    assert_eq!(told(&mut lone), (1, 1, 1));
+    lone.submit(partition, data(0, 1, 0, KIB, true));
+    lone.frames();
+    assert_eq!(told(&mut lone), (1, 1, 2));
+    lone.grant(0, 4, 2);
+    assert_eq!(told(&mut lone), (1, 1, 2), "counted once");
 }

@@ -5,11 +5,12 @@ use proptest::prelude::*;
 use weir_flow::exchange::{Name, PARALLELISM_MAX, STRATEGIES, Shape};
 use weir_flow::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::wants::GateWants;
 use weir_flow::wire::{
     CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, EVENT_BYTES_MAX, Flags, FrameReader,
-    FrameType, HANDSHAKE_DOMAIN, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel,
-    PROTOCOL_VERSION, PartitionState, Resume, Role, Scope, Stats, TASK_TIMES_MAX, TaskTimes, WireError,
-    decode, encode, handshake_transcript,
+    FrameType, GateEntry, GateState, HANDSHAKE_DOMAIN, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message,
+    OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role, Scope, Stats,
+    TASK_TIMES_MAX, TaskTimes, WireError, decode, encode, handshake_transcript,
 };
 
 fn name() -> impl Strategy<Value = Name> {
@@ -36,10 +37,11 @@ fn failure() -> impl Strategy<Value = Failure> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    let link = (any::<u64>(), any::<u32>());
+    let link = (any::<u64>(), any::<[u32; 3]>());
     let numbers = (any::<[u16; 3]>(), 12u32..=20, any::<u64>(), link, any::<[u8; 32]>(), any::<[u8; 32]>());
     (any::<bool>(), any::<bool>(), numbers, name()).prop_map(|(dialler, control, numbers, node)| {
-        let ([local_shard, peer_shard, listen_port], exponent, epoch, (link, resumes), nonce, mac) = numbers;
+        let ([local_shard, peer_shard, listen_port], exponent, epoch, link, nonce, mac) = numbers;
+        let (link, [resumes, grace_ms, record_bytes_max]) = link;
         Hello {
             version: PROTOCOL_VERSION,
             role: if dialler { Role::Dialler } else { Role::Acceptor },
@@ -48,9 +50,11 @@ fn hello() -> impl Strategy<Value = Hello> {
             peer_shard,
             listen_port,
             segment_bytes: 1 << exponent,
+            record_bytes_max,
             epoch,
             link,
             resumes,
+            grace_ms,
             nonce,
             mac,
             node,
@@ -58,17 +62,43 @@ fn hello() -> impl Strategy<Value = Hello> {
     })
 }
 
-fn entry() -> impl Strategy<Value = CatalogEntry> {
-    (name(), any::<u32>(), shape(), any::<u16>(), any::<u64>(), 1u8..=3).prop_map(
-        |(exchange, producer, shape, shard, incarnation, state)| CatalogEntry {
+fn partition_entry() -> impl Strategy<Value = PartitionEntry> {
+    let names = (name(), name());
+    (names, any::<u32>(), shape(), any::<u16>(), any::<u64>(), 1u8..=3).prop_map(
+        |((exchange, task), producer, shape, shard, incarnation, state)| PartitionEntry {
             exchange,
             producer: ProducerIndex(producer),
             shape,
             shard,
             incarnation: Incarnation(incarnation),
             state: PartitionState::from_wire(state).unwrap(),
+            task,
         },
     )
+}
+
+fn gate_entry() -> impl Strategy<Value = GateEntry> {
+    (name(), name(), any::<u32>(), shape(), any::<[bool; 3]>(), 1u8..=2).prop_map(
+        |(exchange, task, consumer, shape, [producers, strategy, checksum], state)| GateEntry {
+            exchange,
+            consumer: ConsumerIndex(consumer),
+            wants: GateWants {
+                producers: producers.then_some(shape.producers),
+                strategy: strategy.then_some(shape.strategy),
+                checksum: checksum.then_some(shape.checksum),
+                ..GateWants::all_of(&shape)
+            },
+            state: GateState::from_wire(state).unwrap(),
+            task,
+        },
+    )
+}
+
+fn entry() -> impl Strategy<Value = CatalogEntry> {
+    prop_oneof![
+        partition_entry().prop_map(CatalogEntry::Partition),
+        gate_entry().prop_map(CatalogEntry::Gate)
+    ]
 }
 
 fn stats() -> impl Strategy<Value = Stats> {
@@ -192,9 +222,11 @@ fn example_hello() -> Hello {
         peer_shard: 2,
         listen_port: 3,
         segment_bytes: 32 << 10,
+        record_bytes_max: 1 << 20,
         epoch: 77,
         link: 88,
         resumes: 4,
+        grace_ms: 10_000,
         nonce: [5; 32],
         mac: [0; 32],
         node: "a".parse().unwrap(),
@@ -406,7 +438,11 @@ fn another_protocol_version_is_named_whatever_its_hello_looks_like() {
 #[test]
 fn a_bad_body_fails_its_channel_and_a_bad_header_its_link() {
     let refusals = [
-        (20usize, "strategy is 9; needed: 1 (forward), 2 (rebalance) or 3 (hash)", 9u8),
+        (
+            20usize,
+            "strategy is 9; needed: 1 (forward), 2 (rebalance), 3 (hash), 4 (broadcast), 5 (rescale) or 6 (custom)",
+            9u8,
+        ),
         (8, "producers is 0; needed: 1 to 4096", 0),
         (21, "checksum is 2; needed: 0 or 1", 2),
         (22, "reserved bytes is 1; needed: 0", 1),
@@ -458,24 +494,67 @@ fn a_failure_text_cannot_write_to_a_terminal_and_is_cut_at_its_bound() {
 #[test]
 fn the_longest_catalog_and_stats_fit_into_a_frame_and_more_is_refused() {
     let longest: Name = "x".repeat(64).parse().unwrap();
-    let entry = CatalogEntry {
+    let entry = CatalogEntry::Partition(PartitionEntry {
         exchange: longest.clone(),
         producer: ProducerIndex(0),
         shape: example_shape(),
         shard: 0,
         incarnation: Incarnation(0),
         state: PartitionState::Running,
-    };
+        task: longest.clone(),
+    });
     let catalog = |count| Message::Catalog { entries: vec![entry.clone(); count] };
     assert_eq!(parse(&frame(&catalog(CATALOG_ENTRIES_MAX))), Ok(catalog(CATALOG_ENTRIES_MAX)));
     let refused = parse(&frame(&catalog(CATALOG_ENTRIES_MAX + 1))).unwrap_err();
-    assert_eq!(refused.to_string(), "catalog entries is 513; needed: at most 512");
+    assert_eq!(refused.to_string(), "catalog entries is 257; needed: at most 256");
 
     let times = TaskTimes { task: longest, idle_ns: 0, busy_ns: 0, soft_ns: 0, hard_ns: 0 };
     let stats = |count| Message::Stats { stats: Stats { read_at_ns: 0, tasks: vec![times.clone(); count] } };
     assert_eq!(parse(&frame(&stats(TASK_TIMES_MAX))), Ok(stats(TASK_TIMES_MAX)));
     let refused = parse(&frame(&stats(TASK_TIMES_MAX + 1))).unwrap_err();
     assert_eq!(refused.to_string(), "tasks is 513; needed: at most 512");
+}
+
+/// Each number of a gate's entry that leaves something open, and the next one, which says nothing.
+#[test]
+fn what_a_gate_leaves_open_is_told_and_other_numbers_are_refused() {
+    let open = GateEntry {
+        exchange: "words".parse().unwrap(),
+        consumer: ConsumerIndex(2),
+        wants: GateWants {
+            consumers: 3,
+            producers: None,
+            strategy: None,
+            segment_bytes: 4096,
+            checksum: None,
+        },
+        state: GateState::Attached,
+        task: "sink".parse().unwrap(),
+    };
+    let message = Message::Catalog { entries: vec![CatalogEntry::Gate(open)] };
+    let bytes = frame(&message);
+    assert_eq!(parse(&bytes), Ok(message));
+    // Behind header and count: kind, consumer, producers, consumers, segment size, then a byte each.
+    let entry = HEADER_BYTES + 2;
+    for (offset, value, text) in [
+        (0, 0, "kind of entry is 0; needed: 1 (partition) or 2 (gate)"),
+        (0, 3, "kind of entry is 3; needed: 1 (partition) or 2 (gate)"),
+        (6, 0x20, "producers is 8192; needed: 1 to 4096"),
+        (9, 0, "consumers is 0; needed: 1 to 4096"),
+        (14, 0, "segment size is 0; needed: a power of two from 4096 to 1048576"),
+        (
+            17,
+            7,
+            "strategy is 7; needed: 1 (forward), 2 (rebalance), 3 (hash), 4 (broadcast), 5 (rescale) or 6 (custom)",
+        ),
+        (18, 3, "checksum is 3; needed: 0, 1 or 2 (left open)"),
+        (19, 3, "gate state is 3; needed: 1 (attached) or 2 (gone)"),
+        (20, 0, "exchange is empty; needed: 1 to 64 of A-Z a-z 0-9 . _ -"),
+    ] {
+        let mut bytes = bytes.clone();
+        bytes[entry + offset] = value;
+        assert_eq!(parse(&bytes).unwrap_err().to_string(), text);
+    }
 }
 
 #[test]
@@ -485,9 +564,9 @@ fn a_transcript_tells_every_field_of_both_ends_and_the_role() {
     let dialler = example_hello();
     let transcript = handshake_transcript(Role::Dialler, &dialler, &acceptor);
     assert!(transcript.starts_with(HANDSHAKE_DOMAIN));
-    assert_eq!(transcript.len(), 16 + 1 + 2 * (2 + 2 + 6 + 4 + 8 + 12 + 32 + 1 + 1));
+    assert_eq!(transcript.len(), 16 + 1 + 2 * (2 + 2 + 6 + 4 + 4 + 8 + 12 + 4 + 32 + 1 + 1));
 
-    let changes: [fn(&mut Hello); 12] = [
+    let changes: [fn(&mut Hello); 14] = [
         |hello| hello.version += 1,
         |hello| hello.role = if hello.role == Role::Dialler { Role::Acceptor } else { Role::Dialler },
         |hello| hello.kind = LinkKind::Control,
@@ -495,9 +574,11 @@ fn a_transcript_tells_every_field_of_both_ends_and_the_role() {
         |hello| hello.peer_shard = 9,
         |hello| hello.listen_port = 9,
         |hello| hello.segment_bytes = 4096,
+        |hello| hello.record_bytes_max = 9,
         |hello| hello.epoch = 9,
         |hello| hello.link = 9,
         |hello| hello.resumes = 9,
+        |hello| hello.grace_ms = 9,
         |hello| hello.nonce[31] = 9,
         |hello| hello.node = "c".parse().unwrap(),
     ];

@@ -194,7 +194,7 @@ fn check_number(name: &str, found: u32, most: u32) -> io::Result<()> {
 pub struct PartitionLayout {
     /// Segments of its region, 1 to [`SEGMENTS_MAX`].
     pub segments: u32,
-    /// Its subpartitions, 1 to [`CHANNELS_MAX`].
+    /// Its subpartitions, 1 to [`CHANNELS_MAX`]; one for all consumers with `broadcast`.
     pub subpartitions: u32,
 }
 

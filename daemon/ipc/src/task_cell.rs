@@ -91,12 +91,15 @@ pub struct TaskCells {
 
 impl TaskCells {
     /// Starts the clock of `task`, whose number the daemon gave; it is in `state` from `now_ns` on. `None` if there
-    /// is no such cell. A task is started once.
+    /// is no such cell. A task is started once; another one may have had the cell before, and writes it no more.
     #[must_use]
     pub fn start(&self, task: u32, state: TaskState, now_ns: u64) -> Option<TaskCell> {
         let words = cell_words(&self.words, task)?;
         let times = TaskTimes { state, since_ns: now_ns, total_ns: [0; TASK_STATES] };
-        let mut cell = TaskCell { words, sequence: 0, times };
+        // It goes on from where the task before has left it: a reader that began with a sequence of that one must not
+        // meet the same again. Relaxed: only this process writes it, and who had the cell before has given it back.
+        let sequence = words.load(SEQUENCE, Ordering::Relaxed) & !1;
+        let mut cell = TaskCell { words, sequence, times };
         cell.write();
         Some(cell)
     }

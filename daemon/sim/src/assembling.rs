@@ -1,6 +1,7 @@
 //! How a consumer finds records in slices: the core's assembler, with the slices that it has to wait for.
 
 use weir_flow::exchange::Shape;
+use weir_flow::ids::ConsumerIndex;
 use weir_flow::limits::Limits;
 use weir_flow::record::{Assembler, SpanningBudget, Step};
 
@@ -21,13 +22,13 @@ pub struct Assembling {
 impl Assembling {
     /// Assemblers between two records.
     #[must_use]
-    pub fn new(limits: &Limits, shape: &Shape) -> Self {
+    pub fn new(limits: &Limits, shape: &Shape, consumer: ConsumerIndex) -> Self {
         let channel = |_| Channel {
             assembler: Assembler::new(limits.record_bytes_max, shape.checksum),
             waiting: Vec::new(),
         };
         Self {
-            channels: (0..shape.channels()).map(channel).collect(),
+            channels: (0..shape.channels(consumer)).map(channel).collect(),
             budget: SpanningBudget::new(limits.spanning_bytes_max),
         }
     }
@@ -101,7 +102,7 @@ mod tests {
             segment_bytes: 32 << 10,
             checksum: false,
         };
-        let mut assembling = Assembling::new(&limits, &shape);
+        let mut assembling = Assembling::new(&limits, &shape, ConsumerIndex(0));
         let record = |byte: u8| [vec![90, 0, 0, 0], vec![byte; 90]].concat();
         let (first, second) = (record(1), record(2));
         let mut taken = Vec::new();

@@ -6,9 +6,11 @@ use weir_flow::ids::SubpartitionIndex;
 use weir_flow::stats::{ChannelStats, Side};
 
 use crate::consumer::Consumer;
-use crate::coverage::Mark;
+use crate::coverage::{Coverage, Mark};
 use crate::line::Line;
 use crate::model::ChannelKey;
+use crate::plan::Timing;
+use crate::producer::Producer;
 use crate::world::World;
 
 impl World {
@@ -17,6 +19,7 @@ impl World {
         let mut ready: BTreeMap<(u32, u32), u64> = BTreeMap::new();
         for node in 0..self.nodes.len() {
             let stats: Vec<_> = self.nodes[node].shard.channels(self.common.now).collect();
+            self.check_views(node, &stats)?;
             for channel in &stats {
                 let key = channel_key(channel)?;
                 let Some(line) = self.line_of(key) else { continue };
@@ -46,18 +49,11 @@ impl World {
 
     /// Every byte that the client handed over is queued, sent and not acknowledged, or acknowledged.
     fn check_sender(&self, node: usize, line: &Line, stats: &ChannelStats) -> Result<(), String> {
-        let position = self.producer_position(line.key.exchange, line.key.producer);
-        let producer = position.and_then(|position| self.producers.get(position));
-        let Some((producer, id)) = producer.and_then(|p| p.partition.map(|id| (p, id))) else {
-            return Ok(());
-        };
-        let subpartition = producer.subpartition(line.key.consumer);
-        let view = self.nodes[node].shard.subpartition_view(id, SubpartitionIndex(subpartition));
-        let Some(view) = view else { return Ok(()) };
         if stats.state == "failed" || stats.state == "waiting" {
             return Ok(());
         }
-        let sum = view.queued_bytes + stats.unacked_bytes + view.acked_bytes;
+        let ChannelStats { queued_bytes, unacked_bytes, acked_bytes, consumed_bytes, .. } = *stats;
+        let sum = queued_bytes + unacked_bytes + acked_bytes;
         if sum != line.submitted_bytes() {
             return Err(format!("{sum} bytes are accounted for; {} were submitted", line.submitted_bytes()));
         }
@@ -65,12 +61,14 @@ impl World {
             // A frame that was sent in part is back in the queue.
             return Ok(());
         }
-        if view.queued_bytes > line.unsent() {
-            return Err(format!("{} bytes are queued; {} were not sent", view.queued_bytes, line.unsent()));
+        if queued_bytes > line.unsent() {
+            return Err(format!("{queued_bytes} bytes are queued; {} were not sent", line.unsent()));
         }
-        if view.acked_bytes.max(view.consumed_bytes) > line.arrived.payload {
+        if acked_bytes.max(consumed_bytes) > line.arrived.payload {
             let arrived = line.arrived.payload;
-            return Err(format!("acked and consumed are {view:?}; {arrived} bytes arrived"));
+            return Err(format!(
+                "{acked_bytes} bytes are acknowledged, {consumed_bytes} consumed; {arrived} arrived"
+            ));
         }
         let most = line.limit_arrived.limit - line.sent.opened;
         if u64::from(stats.credit) > most {
@@ -82,6 +80,75 @@ impl World {
                 "credit is {}; nothing is in flight and {most} segments may be opened",
                 stats.credit
             ));
+        }
+        Ok(())
+    }
+
+    /// What the client of each partition sees is what its channels say, of several that share their segments the one
+    /// that is furthest behind.
+    fn check_views(&mut self, node: usize, stats: &[ChannelStats]) -> Result<(), String> {
+        let Self { nodes, producers, common, plan, .. } = self;
+        for (id, position) in &nodes[node].partitions {
+            let Some(producer) = producers.get(*position) else { continue };
+            for number in 0..producer.cells.len() {
+                let channels = producer.channels(number);
+                let rows: Vec<_> = stats
+                    .iter()
+                    .filter(|stats| stats.side == Side::Send)
+                    .filter(|stats| channel_key(stats).is_ok_and(|key| channels.contains(&key)))
+                    .collect();
+                let view = nodes[node].shard.subpartition_view(*id, SubpartitionIndex(number as u32));
+                let Some(view) = view else { return Err(format!("{producer}: {number} has no view")) };
+                let least = |of: fn(&ChannelStats) -> u64| rows.iter().map(|stats| of(stats)).min();
+                let queued = rows.iter().map(|stats| stats.queued_bytes).max();
+                let needed = (
+                    least(|stats| stats.credit.into()),
+                    least(|stats| stats.acked_bytes),
+                    least(|stats| stats.consumed_bytes),
+                    queued,
+                );
+                let credit = Some(u64::from(view.credit));
+                let found =
+                    (credit, Some(view.acked_bytes), Some(view.consumed_bytes), Some(view.queued_bytes));
+                if found != needed {
+                    return Err(format!(
+                        "{producer}: the view of {number} is {view:?}; its channels: {needed:?}"
+                    ));
+                }
+                let failed = rows.iter().any(|stats| stats.state == "failed");
+                if view.is_gone != failed {
+                    return Err(format!(
+                        "{producer}: the view of {number} is {view:?}; one failed: {failed}"
+                    ));
+                }
+                if plan.timing == Timing::Calm && !failed {
+                    check_left(producer, number, &rows, view.sent_segments)?;
+                }
+                if producer.is_shared() {
+                    note_shared(&rows, plan.limits.segment_bytes, &mut common.coverage);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// When nothing is left to do, every client has been told all that changed.
+    pub(crate) fn check_cells(&self) -> Result<(), String> {
+        for node in &self.nodes {
+            for (id, position) in &node.partitions {
+                let Some(producer) = self.producers.get(*position).filter(|producer| !producer.left) else {
+                    continue;
+                };
+                for (number, cell) in (0..).map(SubpartitionIndex).zip(&producer.cells) {
+                    let Some(view) = node.shard.subpartition_view(*id, number) else { continue };
+                    let taken = node.events_taken.get(&(*id, number)).copied().unwrap_or_default();
+                    let events_done = taken - u64::from(view.events_in_flight);
+                    let found = (cell.sent_segments, cell.events_done, cell.is_gone);
+                    if found != (view.sent_segments, events_done, view.is_gone) {
+                        return Err(format!("{producer}: was told {cell:?} of {number}; it is {view:?}"));
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -139,6 +206,37 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// A segment has left the queue when the last of those that read from it has sent it. Without outages nothing comes
+/// back into a queue.
+fn check_left(
+    producer: &Producer,
+    number: usize,
+    rows: &[&ChannelStats],
+    sent_segments: u64,
+) -> Result<(), String> {
+    let Some(accepted) = producer.accepted.get(number) else { return Ok(()) };
+    let queued = rows.iter().map(|stats| stats.queued_bytes).max().unwrap_or_default();
+    let sent = accepted.bytes.saturating_sub(queued);
+    let most = accepted.closed.iter().filter(|(_, end)| *end <= sent).count() as u64;
+    if sent_segments > most {
+        return Err(format!(
+            "{producer}: {sent_segments} segments left the queue of {number}; at most {most}"
+        ));
+    }
+    Ok(())
+}
+
+/// Rare states of consumers that share their producer's segments.
+fn note_shared(rows: &[&ChannelStats], segment_bytes: u32, coverage: &mut Coverage) {
+    let acked = || rows.iter().map(|stats| stats.acked_bytes);
+    let (least, most) = (acked().min().unwrap_or_default(), acked().max().unwrap_or_default());
+    let has = |state: &str| rows.iter().any(|stats| stats.state == state);
+    coverage.hit_when(Mark::BroadcastApart, most - least > u64::from(segment_bytes));
+    coverage.hit_when(Mark::BroadcastLate, has("waiting") && most > 0);
+    let resent = rows.iter().any(|stats| stats.state == "suspended" && stats.unacked_bytes > 0);
+    coverage.hit_when(Mark::BroadcastInterrupted, resent && has("open"));
 }
 
 /// What the receiver says it has is what has arrived and was not handed over; and it has granted at least what the

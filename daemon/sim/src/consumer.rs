@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use weir_flow::exchange::{Shape, Strategy};
-use weir_flow::ids::{GateId, SegmentIndex};
+use weir_flow::exchange::Shape;
+use weir_flow::ids::{ConsumerIndex, GateId, SegmentIndex};
 use weir_flow::shard::Delivery;
 
 use crate::assembling::Assembling;
@@ -105,7 +105,7 @@ impl Consumer {
     /// A consumer that has not attached.
     pub fn new(plan: &Plan, key: ChannelKey, consumer: &ConsumerPlan, rng: &mut Rng) -> Result<Self, String> {
         let shape = plan.exchanges.get(key.exchange as usize).ok_or("no such exchange")?.shape;
-        let channels = shape.channels();
+        let channels = shape.channels(ConsumerIndex(key.consumer));
         let limits = &plan.limits;
         let mut rng = rng.fork(u64::from(key.consumer) + 1_000);
         Ok(Self {
@@ -123,7 +123,7 @@ impl Consumer {
             left: false,
             shape,
             held: Vec::new(),
-            assembling: Assembling::new(limits, &shape),
+            assembling: Assembling::new(limits, &shape, ConsumerIndex(key.consumer)),
             over: vec![false; channels as usize],
             failed: false,
             leaves: rng.chance(500),
@@ -134,11 +134,8 @@ impl Consumer {
     /// The channel from the producer that a channel of the gate belongs to.
     #[must_use]
     pub fn channel(&self, channel: u32) -> ChannelKey {
-        let producer = match self.shape.strategy {
-            Strategy::Forward => self.key.consumer,
-            Strategy::Rebalance | Strategy::Hash => channel,
-        };
-        ChannelKey { producer, ..self.key }
+        let producer = self.shape.producer_at(ConsumerIndex(self.key.consumer), channel);
+        ChannelKey { producer: producer.0, ..self.key }
     }
 
     /// Slices that it holds.

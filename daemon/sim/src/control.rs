@@ -360,7 +360,11 @@ impl World {
 
     fn add_link(&mut self, node: usize, link: usize, end: usize) {
         let peer = self.links[link].ends[1 - end].node;
-        let spec = LinkSpec { peer: self.nodes[peer].node_name(), peer_shard: self.nodes[peer].place.index };
+        let spec = LinkSpec {
+            peer: self.nodes[peer].node_name(),
+            peer_shard: self.nodes[peer].place.index,
+            peer_grace_ns: self.plan.limits.link_grace_ns,
+        };
         let id = self.nodes[node].shard.handle_link(spec, self.common.now);
         let at = &mut self.links[link].ends[end];
         (at.id, at.socket, at.heard) = (Some(id), Some(0), self.common.now);

@@ -237,6 +237,18 @@ marks! {
     FinishedWithout => "finished without a lost consumer",
     /// A producer failed with its link although its consumer has everything.
     LostButDelivered => "link lost though everything was delivered",
+    /// One consumer of a broadcast had acknowledged more than a segment beyond another.
+    BroadcastApart => "broadcast consumers a segment apart",
+    /// One had acknowledged data before another had attached.
+    BroadcastLate => "broadcast consumer attached late",
+    /// A producer waited for the slowest of several.
+    BroadcastWaited => "broadcast producer waited for a segment",
+    /// One batch had the same slice for two of them.
+    BroadcastBatch => "broadcast slice twice in one batch",
+    /// One had lost its link with data on the way while another went on.
+    BroadcastInterrupted => "broadcast link interrupted beside another",
+    /// A partition with several failed.
+    BroadcastFailed => "broadcast partition failed by one consumer",
     /// A partition was failed by one of its consumers.
     PartitionFailed => "partition failed by its consumer",
     /// A channel failed at its consumer.

@@ -193,11 +193,13 @@ pub enum Sabotage {
     FreeUnacked,
     /// A shell reads what was left in the old socket when it has the next one.
     ReadOldSocket,
+    /// A segment that several consumers read comes back when the first of them has it.
+    FreeShared,
 }
 
 impl Sabotage {
     /// Every kind of defect.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::FlipPayloadByte,
         Self::FlipHeaderByte,
         Self::LoseGiveBack,
@@ -216,6 +218,7 @@ impl Sabotage {
         Self::ForgetClosed,
         Self::FreeUnacked,
         Self::ReadOldSocket,
+        Self::FreeShared,
     ];
 
     /// Those that are put in by telling a core something else than what arrived.

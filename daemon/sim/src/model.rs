@@ -6,6 +6,7 @@ use std::fmt;
 
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 
 use crate::rng::mix;
 
@@ -163,7 +164,7 @@ impl Model {
         for (exchange, shape) in (0u32..).zip(&shapes) {
             for producer in 0..shape.producers {
                 for consumer in 0..shape.consumers {
-                    if shape.strategy != Strategy::Forward || producer == consumer {
+                    if shape.subpartition(ProducerIndex(producer), ConsumerIndex(consumer)).is_some() {
                         let key = ChannelKey { exchange, producer, consumer };
                         channels.insert(key, ChannelModel::default());
                     }
@@ -178,8 +179,8 @@ impl Model {
     /// never do.
     #[must_use]
     pub fn continuing(mut self, continues: &[bool]) -> Self {
-        let rebalance = self.shapes.iter().map(|shape| shape.strategy == Strategy::Rebalance);
-        self.continues = continues.iter().zip(rebalance).map(|(wanted, may)| *wanted && may).collect();
+        let may = self.shapes.iter().map(|shape| shape.strategy.has_interchangeable_consumers());
+        self.continues = continues.iter().zip(may).map(|(wanted, may)| *wanted && may).collect();
         self
     }
 

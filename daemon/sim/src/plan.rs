@@ -258,7 +258,13 @@ fn draw_exchange(
     steps: u64,
     deadly: bool,
 ) -> ExchangePlan {
-    let strategy = rng.pick(&[Strategy::Forward, Strategy::Rebalance, Strategy::Hash]);
+    let strategy = rng.pick(&[
+        Strategy::Forward,
+        Strategy::Rebalance,
+        Strategy::Hash,
+        Strategy::Broadcast,
+        Strategy::Rescale,
+    ]);
     let producers = rng.range_u32(1, 3);
     let consumers = if strategy == Strategy::Forward { producers } else { rng.range_u32(1, 4) };
     let shape = Shape {

@@ -1,13 +1,15 @@
 //! A producer as a client that keeps the rules: it owns a partition pool, writes records into segments of its
 //! region, hands over slices, and believes only what the daemon publishes.
 
+mod leaving;
+
 use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::Bytes;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::Failure;
-use weir_flow::ids::{PartitionId, SegmentIndex, SubpartitionIndex};
+use weir_flow::ids::{PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex};
 use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec, Unavailable};
 use weir_flow::record::RecordWriter;
 use weir_flow::shard::{PartitionUpdate, Submission};
@@ -52,6 +54,15 @@ pub struct Cell {
     pub is_gone: bool,
 }
 
+/// What the daemon has accepted for one subpartition.
+#[derive(Clone, Debug, Default)]
+pub struct Accepted {
+    /// All bytes.
+    pub bytes: u64,
+    /// Each segment that was closed, in order, with the bytes accepted up to its end.
+    pub closed: Vec<(SegmentIndex, u64)>,
+}
+
 /// An open segment.
 #[derive(Clone, Copy, Debug)]
 struct Builder {
@@ -90,6 +101,10 @@ pub struct Producer {
     pub updates: VecDeque<PartitionUpdate>,
     /// Published by the daemon.
     pub cells: Vec<Cell>,
+    /// What the daemon has read from its ring.
+    pub accepted: Vec<Accepted>,
+    /// The canary: a segment that came back although a consumer has not had it. Its true return is not told.
+    pub freed_early: Option<SegmentIndex>,
     /// Whether the last entry of its ring is something that cannot be true.
     pub lied: bool,
     /// Whether the client has left, so that the daemon can close the partition.
@@ -120,15 +135,15 @@ impl Producer {
     pub fn new(plan: &Plan, key: ChannelKey, producer: &ProducerPlan, rng: &mut Rng) -> Result<Self, String> {
         let exchange = plan.exchanges.get(key.exchange as usize).ok_or("no such exchange")?;
         let shape = exchange.shape;
-        let subpartitions = shape.subpartitions();
+        let builders = shape.builders(ProducerIndex(key.producer));
         let limits = &plan.limits;
         let spec = PartitionPoolSpec {
-            segments: subpartitions + 1 + limits.overdraft + producer.spare_segments,
-            subpartitions,
+            segments: builders + 1 + limits.overdraft + producer.spare_segments,
+            subpartitions: builders,
             quota: limits.quota,
             overdraft: limits.overdraft,
         };
-        let count = subpartitions as usize;
+        let count = builders as usize;
         Ok(Self {
             key,
             plan: producer.clone(),
@@ -139,16 +154,18 @@ impl Producer {
             ring: VecDeque::new(),
             updates: VecDeque::new(),
             cells: vec![Cell::default(); count],
+            accepted: vec![Accepted::default(); count],
+            freed_early: None,
             lied: false,
             left: false,
             shape,
-            ring_capacity: (2 * spec.segments + 2 * subpartitions + 64).next_power_of_two() as usize,
+            ring_capacity: (2 * spec.segments + 2 * builders + 64).next_power_of_two() as usize,
             event_window: u64::from(limits.event_window),
             record_bytes_max: limits.record_bytes_max,
             builders: vec![None; count],
             pending: None,
             events: vec![0; count],
-            selecting: Selecting::new(&shape, rng.draw())?,
+            selecting: Selecting::new(&shape, ProducerIndex(key.producer), rng.draw())?,
             left_to_send: producer.records,
             number: 0,
             ends_given: 0,
@@ -157,22 +174,32 @@ impl Producer {
         })
     }
 
-    /// The channel to the consumer that a subpartition feeds.
+    /// The channels to the consumers that get what is handed over for a subpartition: all of them with `broadcast`, whose
+    /// only address is 0.
     #[must_use]
-    pub fn channel(&self, subpartition: usize) -> ChannelKey {
-        let consumer = match self.shape.strategy {
-            Strategy::Forward => self.key.producer,
-            Strategy::Rebalance | Strategy::Hash => subpartition as u32,
+    pub fn channels(&self, subpartition: usize) -> Vec<ChannelKey> {
+        let producer = ProducerIndex(self.key.producer);
+        let consumer = self.shape.consumer_at(producer, SubpartitionIndex(subpartition as u32)).0;
+        let consumers = match self.shape.strategy {
+            Strategy::Broadcast => 0..self.shape.consumers,
+            _ => consumer..consumer + 1,
         };
-        ChannelKey { consumer, ..self.key }
+        consumers.map(|consumer| ChannelKey { consumer, ..self.key }).collect()
     }
 
-    /// The subpartition that feeds a consumer.
+    /// Whether several consumers read the same segments.
     #[must_use]
-    pub const fn subpartition(&self, consumer: u32) -> u32 {
-        match self.shape.strategy {
-            Strategy::Forward => 0,
-            Strategy::Rebalance | Strategy::Hash => consumer,
+    pub fn is_shared(&self) -> bool {
+        self.shape.strategy == Strategy::Broadcast && self.shape.consumers > 1
+    }
+
+    /// The daemon has accepted a slice.
+    pub fn accepted(&mut self, submission: &Submission) {
+        let Submission::Data { subpartition, segment, bytes, last, .. } = *submission else { return };
+        let Some(accepted) = self.accepted.get_mut(subpartition.0 as usize) else { return };
+        accepted.bytes += u64::from(bytes);
+        if last {
+            accepted.closed.push((segment, accepted.bytes));
         }
     }
 
@@ -237,6 +264,7 @@ impl Producer {
                 PartitionUpdate::Failed(failure) if matches!(self.state, State::Running | State::Ending) => {
                     common.model.partition_explained(self.key.exchange, self.key.producer, &failure)?;
                     common.coverage.hit(Mark::PartitionFailed);
+                    common.coverage.hit_when(Mark::BroadcastFailed, self.is_shared());
                     self.state = State::Failed(failure);
                     self.left = true;
                 }
@@ -262,8 +290,8 @@ impl Producer {
             if !self.cells[subpartition].is_gone {
                 continue;
             }
-            let key = self.channel(subpartition);
-            if !common.model.may_fail(key) {
+            let mut channels = self.channels(subpartition).into_iter();
+            if let Some(key) = channels.find(|key| !common.model.may_fail(*key)) {
                 return Err(format!("{key}: its consumer is said to be lost, with nothing that explains it"));
             }
             if self.pending.as_ref().is_some_and(|pending| pending.subpartition == subpartition) {
@@ -325,7 +353,8 @@ impl Producer {
         if (0..self.cells.len()).all(|subpartition| self.is_gone(subpartition, common)) {
             return Ok(false);
         }
-        let tries = if self.plan.skips && self.shape.strategy != Strategy::Forward { 4 } else { 1 };
+        let chooses = !matches!(self.shape.strategy, Strategy::Forward | Strategy::Broadcast);
+        let tries = if self.plan.skips && chooses { 4 } else { 1 };
         let mut chosen = None;
         for attempt in 0..tries {
             self.number += 1;
@@ -353,20 +382,21 @@ impl Producer {
             }
         }
         let Some((content, subpartition)) = chosen else { return Ok(false) };
-        let key = self.channel(subpartition);
         if self.shape.strategy == Strategy::Hash {
             let wanted = hash_target(record_key(&payload), self.shape.consumers);
             if wanted as usize != subpartition {
                 return Err(format!("{self}: hash chose {subpartition}; the key belongs to {wanted}"));
             }
         }
-        common.model.give_record(key, content)?;
+        for key in self.channels(subpartition) {
+            common.model.give_record(key, content)?;
+        }
         common.coverage.hit_when(Mark::EmptyRecord, bytes == 0);
         common.coverage.hit_when(Mark::LongRecord, bytes > 2 * self.shape.segment_bytes);
         let framed = frame(&payload, self.shape.checksum, self.record_bytes_max)?;
         self.pending = Some(Pending { subpartition, bytes: framed, at: 0 });
         self.left_to_send -= 1;
-        trace!(common.trace, self, "begins a record of {bytes} bytes to {}", key.consumer);
+        trace!(common.trace, self, "begins a record of {bytes} bytes to {subpartition}");
         self.write(common)?;
         Ok(true)
     }
@@ -411,12 +441,13 @@ impl Producer {
                 common.coverage.hit_when(Mark::OverdraftUsed, begun && !plain);
                 Some(Builder { segment, written: 0, submitted: 0, records: 0 })
             }
-            Err(Unavailable::Pool) => {
-                common.coverage.hit(Mark::PoolEmpty);
-                None
-            }
-            Err(Unavailable::Quota) => {
-                common.coverage.hit(Mark::QuotaReached);
+            Err(lack) => {
+                let mark = match lack {
+                    Unavailable::Pool => Mark::PoolEmpty,
+                    Unavailable::Quota => Mark::QuotaReached,
+                };
+                common.coverage.hit(mark);
+                common.coverage.hit_when(Mark::BroadcastWaited, self.is_shared());
                 None
             }
         }
@@ -513,65 +544,14 @@ impl Producer {
         let content = Content { seed: crate::rng::mix(!self.number).wrapping_mul(3), bytes };
         let mut payload = Vec::new();
         content.write(&mut payload);
-        common.model.give_event(self.channel(subpartition), content, priority)?;
+        for key in self.channels(subpartition) {
+            common.model.give_event(key, content, priority)?;
+        }
         self.events[subpartition] += 1;
         trace!(common.trace, self, "event of {bytes} bytes to {subpartition}, priority {priority}");
         let subpartition = SubpartitionIndex(subpartition as u32);
         self.push(Submission::Event { subpartition, payload: Bytes::from(payload), priority })?;
         Ok(true)
-    }
-
-    fn finish(&mut self, common: &mut Common) -> Result<bool, String> {
-        let subpartition = self.ends_given;
-        self.ends_given += 1;
-        // Nobody reads the end of one that is lost; to say it or not is the same.
-        if !self.is_gone(subpartition, common) || self.rng.chance(500) {
-            self.submit(subpartition, true, common)?;
-            common.model.give_end(self.channel(subpartition))?;
-            self.push(Submission::End { subpartition: SubpartitionIndex(subpartition as u32) })?;
-        }
-        trace!(common.trace, self, "ends subpartition {subpartition}");
-        if self.ends_given == self.builders.len() {
-            self.selecting.check()?;
-            self.state = State::Ending;
-        }
-        Ok(true)
-    }
-
-    /// Hands over something that cannot be true in any state.
-    fn lie(&mut self, common: &mut Common) {
-        let (subpartition, segment) = (SubpartitionIndex(0), SegmentIndex(0));
-        let data = |segment, offset, bytes, records| Submission::Data {
-            subpartition,
-            segment,
-            offset,
-            bytes,
-            records,
-            last: true,
-        };
-        let lie = match self.rng.below(6) {
-            0 => data(SegmentIndex(self.segments()), 0, 1, 0),
-            1 => data(segment, u32::MAX, 1, 0),
-            2 => data(segment, 0, u32::MAX, 0),
-            3 => data(segment, 0, 1, 2),
-            4 => Submission::End { subpartition: SubpartitionIndex(self.builders.len() as u32) },
-            _ => Submission::Event { subpartition, payload: Bytes::from(vec![0; 1025]), priority: true },
-        };
-        trace!(common.trace, self, "lies: {lie:?}");
-        common.coverage.hit(Mark::ProducerLied);
-        let key = (self.key.exchange, self.key.producer);
-        common.model.causes.producers_lied.insert(key);
-        common.model.causes.producers_gone.insert(key);
-        self.lied = true;
-        self.ring.push_back(lie);
-    }
-
-    /// The process is killed: whatever it had not published is lost.
-    pub fn kill(&mut self, common: &mut Common) {
-        trace!(common.trace, self, "is killed");
-        self.state = State::Dead;
-        self.left = true;
-        self.updates.clear();
     }
 }
 

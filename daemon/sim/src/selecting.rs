@@ -1,6 +1,7 @@
 //! How a producer chooses the consumer of a record: the core's selectors, held against what they promise.
 
 use weir_flow::exchange::{Shape, Strategy};
+use weir_flow::ids::ProducerIndex;
 use weir_flow::selector::{Forward, Hash, Rebalance, Selector};
 
 use crate::model::{MAX_PARALLELISM, record_key};
@@ -22,11 +23,12 @@ pub struct Selecting {
 
 impl Selecting {
     /// The selector of an exchange.
-    pub fn new(shape: &Shape, seed: u64) -> Result<Self, String> {
-        let count = shape.subpartitions();
+    pub fn new(shape: &Shape, producer: ProducerIndex, seed: u64) -> Result<Self, String> {
+        let count = shape.builders(producer);
         let kind = match shape.strategy {
-            Strategy::Forward => Kind::Forward(Forward),
-            Strategy::Rebalance => Kind::Rebalance(Rebalance::new(seed)),
+            Strategy::Forward | Strategy::Broadcast => Kind::Forward(Forward),
+            Strategy::Rebalance | Strategy::Rescale => Kind::Rebalance(Rebalance::new(seed)),
+            Strategy::Custom => return Err("a custom selector is code of an application".to_owned()),
             Strategy::Hash => {
                 let hash = Hash::with_max_parallelism(MAX_PARALLELISM, count);
                 Kind::Hash(hash.map_err(|error| error.to_string())?)

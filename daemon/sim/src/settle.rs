@@ -79,6 +79,7 @@ impl World {
             }
             self.check_accounts()?;
             self.check_told()?;
+            self.check_cells()?;
             if self.links.iter().all(|link| link.working().is_some()) {
                 self.check_backlogs()?;
             }

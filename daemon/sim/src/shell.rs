@@ -4,7 +4,7 @@
 use std::fmt;
 
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::{GateId, LinkId, PartitionId, Time};
+use weir_flow::ids::{GateId, LinkId, PartitionId, SegmentIndex, Time};
 use weir_flow::shard::{Delivery, Notice, Part, PartitionUpdate, Submission};
 use weir_flow::stats::{ChannelStats, Side};
 
@@ -18,7 +18,7 @@ use crate::model::ChannelKey;
 use crate::node::Node;
 use crate::pipe::{Sending, part_bytes};
 use crate::plan::Timing;
-use crate::producer::Cell;
+use crate::producer::{Cell, Producer};
 use crate::trace;
 use crate::world::World;
 
@@ -181,13 +181,15 @@ impl World {
                 Err(fault) => return Err(format!("{producer}: {submission:?} was refused: {fault}")),
                 Ok(()) => {}
             }
+            producer.accepted(&submission);
             match submission {
                 Submission::Data { subpartition, bytes, .. } if bytes > 0 => {
-                    let key = producer.channel(subpartition.0 as usize);
-                    common.submissions.entry(key).or_default().push(bytes);
-                    if let Some(link) = common.model.links.get(&key) {
-                        let book = links[*link].books.iter_mut().find_map(|book| book.line_mut(key));
-                        book.into_iter().for_each(|line| line.submitted(bytes));
+                    for key in producer.channels(subpartition.0 as usize) {
+                        common.submissions.entry(key).or_default().push(bytes);
+                        if let Some(link) = common.model.links.get(&key) {
+                            let book = links[*link].books.iter_mut().find_map(|book| book.line_mut(key));
+                            book.into_iter().for_each(|line| line.submitted(bytes));
+                        }
                     }
                 }
                 Submission::Event { subpartition, .. } => {
@@ -314,6 +316,7 @@ impl World {
         if sum != u64::from(batch.bytes) || sum == 0 || sum > u64::from(most) {
             return Err(format!("{shell}: a batch says {} bytes, has {sum}, may have {most}", batch.bytes));
         }
+        common.coverage.hit_when(Mark::BroadcastBatch, has_slice_twice(&batch.parts));
         at.sending = Some(Sending::new(batch));
         Ok(true)
     }
@@ -343,9 +346,22 @@ impl World {
                 }
                 continue;
             }
+            if common.wants(Sabotage::FreeShared)
+                && let Some(segment) = shared_early(shell, producer, common.now)
+                && common.sabotage(Sabotage::FreeShared)
+            {
+                producer.freed_early = Some(segment);
+                producer.updates.push_back(PartitionUpdate::Returned(segment));
+            }
             while let Some(update) = shell.shard.poll_update(id) {
                 let returned = matches!(update, PartitionUpdate::Returned(_));
                 if producer.left || returned && common.sabotage(Sabotage::LoseReturned) {
+                    continue;
+                }
+                if let Some(segment) = producer.freed_early
+                    && update == PartitionUpdate::Returned(segment)
+                {
+                    producer.freed_early = None;
                     continue;
                 }
                 producer.updates.push_back(update);
@@ -434,6 +450,16 @@ impl World {
                 | Notice::ChannelEnded(_)
                 | Notice::ChannelFailed(..)
                 | Notice::LinkGoodbye(_) => {}
+                Notice::ProducerNotFound { gate, producer } => {
+                    // The gate waits for it as before, and asks again if the catalog still knows it.
+                    let Some(position) = self.nodes[node].gates.get(&gate) else { continue };
+                    let consumer = &mut self.consumers[*position];
+                    for channel in 0..consumer.connected.len() {
+                        if consumer.channel(channel as u32).producer == producer.0 {
+                            consumer.connected[channel] = false;
+                        }
+                    }
+                }
                 Notice::ChannelRefused { failure, .. } => {
                     let late = failure.code == FailureCode::PartitionNotFound;
                     let mark = if late { Mark::OpenedTooLate } else { Mark::RefusedStopping };
@@ -486,6 +512,32 @@ impl fmt::Display for Parts<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a batch has the same bytes for two channels.
+fn has_slice_twice(parts: &[Part]) -> bool {
+    parts.iter().enumerate().any(|(index, part)| {
+        matches!(part, Part::Slice { .. }) && parts.get(index + 1..).is_some_and(|rest| rest.contains(part))
+    })
+}
+
+/// A closed segment that one consumer of a producer has acknowledged and that waits for another.
+fn shared_early(shell: &Node, producer: &Producer, now: Time) -> Option<SegmentIndex> {
+    if !producer.is_shared() || producer.left {
+        return None;
+    }
+    let ours = |stats: &ChannelStats| {
+        stats.side == Side::Send
+            && channel_key(stats).is_ok_and(|key| {
+                (key.exchange, key.producer) == (producer.key.exchange, producer.key.producer)
+            })
+    };
+    let stats: Vec<_> = shell.shard.channels(now).filter(ours).collect();
+    let most = stats.iter().map(|stats| stats.acked_bytes).max()?;
+    let begun = stats.iter().map(|stats| stats.acked_bytes + stats.unacked_bytes).min()?;
+    let closed = &producer.accepted.first()?.closed;
+    // All that a consumer has of it lies before its end, so that the last part of it waits.
+    closed.iter().find(|(_, end)| begun < *end && *end <= most).map(|(segment, _)| *segment)
 }
 
 /// The channels that could send on this link now: they have data and credit.

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use weir_flow::exchange::Strategy;
 use weir_sim::plan::Plan;
 use weir_sim::rng::Rng;
 use weir_sim::{Options, STEPS, Sabotage, run};
@@ -28,6 +29,10 @@ fn is_fit(seed: u64, sabotage: Sabotage) -> bool {
             one && consumers.all(|consumer| consumer.spare_segments == 0)
         }
         Sabotage::FreeUnacked => true,
+        Sabotage::FreeShared => plan
+            .exchanges
+            .iter()
+            .any(|exchange| exchange.shape.strategy == Strategy::Broadcast && exchange.shape.consumers > 1),
         Sabotage::ReadOldSocket => breaks,
         rule if Sabotage::RULES.contains(&rule) => breaks,
         _ => true,

@@ -209,3 +209,40 @@ fn both_directions_full_before_either_reads_and_all_arrives() {
         assert_eq!(world.records().values().sum::<u64>(), 360, "seed {seed}");
     }
 }
+
+/// Records that each consumer of exchange 0 has read.
+fn read_by(world: &World) -> Vec<u64> {
+    world.records().into_values().collect()
+}
+
+#[test]
+fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_others_lose_nothing() {
+    for seed in 0..40 {
+        let mut plan = forward_plan(&[Records::Long], 400);
+        let exchange = &mut plan.exchanges[0];
+        exchange.shape = Shape { consumers: 3, strategy: Strategy::Broadcast, ..exchange.shape };
+        exchange.consumers = vec![exchange.consumers[0].clone(); 3];
+        exchange.consumers[1].stopped = true;
+        // Some of them behind links of their own.
+        plan.shards.push(ShardPlan { node: 2, index: 0 });
+        plan.exchanges[0].consumers[2].place = 1 + seed as usize % 2;
+        plan.exchanges[0].producers[0].spare_segments = [0, 3, 20][seed as usize % 3];
+        let mut world = world(plan, seed);
+        let (mut before, mut still_from, mut step) = (read_by(&world), 0, 0);
+        while step < still_from + 3_000 {
+            world.step(step).unwrap();
+            step += 1;
+            if read_by(&world) != before {
+                (before, still_from) = (read_by(&world), step);
+            }
+        }
+        assert_eq!(before[1], 0, "seed {seed}");
+        assert!(before[0] > 0 && before[0] < 400, "seed {seed}: it waits for the stopped one: {before:?}");
+        assert_eq!(before[0], before[2], "seed {seed}: the others have all that there is: {before:?}");
+        let (free, each) = world.pool(0, 0).unwrap();
+        assert!(each.len() == 1 && !each[0].1, "seed {seed}: one account, used up: {free} free, {each:?}");
+        world.release(0, 1);
+        world.settle_now().unwrap();
+        assert_eq!(read_by(&world), [400; 3], "seed {seed}");
+    }
+}

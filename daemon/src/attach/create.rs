@@ -1,7 +1,8 @@
 //! Checking what a client asks for, and making the memory of a partition or a gate.
 //!
-//! The order is: every number within its bounds, then the budget, then the memory. What the budget does not have is
-//! refused before a page is touched, and a region that cannot be made leaves nothing behind.
+//! The order is: every number within its bounds ([`RegionPlan`]), then the budget, which the node has, then the memory,
+//! which takes its time and is made on a thread that may take it. What the budget does not have is refused before a
+//! page is touched, and a region that cannot be made leaves nothing behind.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,6 @@ use std::sync::Arc;
 use weir_flow::exchange::{PARALLELISM_MAX, Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::limits::Limits;
-use weir_flow::pool::budget::{NodeBudget, OverBudget, ReservationId};
 use weir_flow::pool::partition::PartitionPoolSpec;
 use weir_flow::pool::sizing::GateBuffers;
 use weir_ipc::gate_port::GateEndpoint;
@@ -85,15 +85,11 @@ pub fn shape(
     let strategy = self::strategy(strategy)?;
     check_parallelism("producer", producers)?;
     check_parallelism("consumer", consumers)?;
-    if strategy == Strategy::Forward && producers != consumers {
-        return Err(Failure::new(
-            FailureCode::Mismatch,
-            format!(
-                "forward with {producers} producers and {consumers} consumers; needed: the same number of both"
-            ),
-        ));
+    let shape = Shape { producers, consumers, strategy, segment_bytes, checksum };
+    match shape.check_parallelism() {
+        Ok(()) => Ok(shape),
+        Err(unequal) => Err(Failure::new(FailureCode::Mismatch, unequal.to_string())),
     }
-    Ok(Shape { producers, consumers, strategy, segment_bytes, checksum })
 }
 
 /// The strategy of this name.
@@ -134,10 +130,10 @@ pub fn check_index(side: &str, found: u32, parallelism: u32) -> Result<(), Failu
 /// # Errors
 /// It is to go on without it, and its consumers do not stand in for each other.
 pub fn check_consumer_death(strategy: Strategy, continue_without: bool) -> Result<(), Failure> {
-    if !continue_without || strategy == Strategy::Rebalance {
+    if !continue_without || strategy.has_interchangeable_consumers() {
         return Ok(());
     }
-    let text = format!("continue_without with strategy {strategy}; needed: {}", Strategy::Rebalance);
+    let text = format!("continue_without with strategy {strategy}; needed: rebalance or rescale");
     Err(Failure::new(FailureCode::Mismatch, text))
 }
 
@@ -150,150 +146,118 @@ pub struct MemoryPlan {
     pub hugepages: HugepageMode,
 }
 
-/// A partition's memory, charged to the budget.
-pub struct MadePartition {
-    /// The daemon's end of its rings.
-    pub endpoint: PartitionEndpoint,
-    /// The daemon's end of its region.
-    pub region: Arc<SendRegion>,
-    /// Rings, then region, for the client.
-    pub descriptors: Vec<OwnedFd>,
-    /// Segments of the region.
-    pub segments: u32,
-    /// What it is charged as.
-    pub reservation: ReservationId,
-    /// What the region is made of.
-    pub backing: Backing,
-}
-
-/// A gate's memory, charged to the budget.
-pub struct MadeGate {
-    /// The daemon's end of its rings.
-    pub endpoint: GateEndpoint,
-    /// The daemon's end of its region.
-    pub region: ReceiveRegion,
-    /// Rings, then region, for the client.
-    pub descriptors: Vec<OwnedFd>,
-    /// Segments of the region.
-    pub segments: u32,
-    /// What it is charged as.
-    pub reservation: ReservationId,
-    /// What the region is made of.
-    pub backing: Backing,
-}
-
-/// Why the memory of a partition or gate was not made.
-#[derive(Debug)]
-pub enum Unmade {
-    /// The budget does not have it. Holders are named as they were when it was reserved.
-    OverBudget(OverBudget),
-    /// Anything else.
-    Failed(Failure),
-}
-
-impl From<Failure> for Unmade {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
-/// Makes the memory of a partition. `holder` is whom a later refusal for lack of budget names.
-///
-/// # Errors
-/// Over the budget, no hugepages where they are required, or what the kernel answers.
-pub fn partition(
-    plan: MemoryPlan,
-    pools: &Pools,
-    subpartitions: u32,
-    budget: &mut NodeBudget,
-    holder: &str,
-) -> Result<MadePartition, Unmade> {
-    let Pools { exclusive, floating, retention, overdraft, .. } = *pools;
-    let wanted = PartitionPoolSpec::sized(subpartitions, exclusive, floating, retention, overdraft).segments;
-    check_segments(wanted)?;
-    let ((region, region_file, segments), reservation) = charged(plan, wanted, budget, holder, || {
-        let made = SendRegion::create(wanted, plan.segment_bytes, plan.hugepages)?;
-        let bytes = made.0.bytes();
-        Ok((made, bytes))
-    })?;
-    let backing = region.backing();
-    match checked(PartitionEndpoint::create(&PartitionLayout { segments, subpartitions })) {
-        Ok((endpoint, rings)) => Ok(MadePartition {
-            endpoint,
-            region,
-            descriptors: vec![rings, region_file],
-            segments,
-            reservation,
-            backing,
-        }),
-        Err(failure) => {
-            budget.release(reservation);
-            Err(failure.into())
-        }
-    }
-}
-
-/// Makes the memory of a gate. `holder` is whom a later refusal for lack of budget names.
-///
-/// # Errors
-/// As [`partition`].
-pub fn gate(
-    plan: MemoryPlan,
-    pools: &Pools,
-    channels: u32,
-    budget: &mut NodeBudget,
-    holder: &str,
-) -> Result<MadeGate, Unmade> {
-    let wanted = GateBuffers::of(channels, pools.exclusive, pools.floating).total;
-    check_segments(wanted)?;
-    let ((region, region_file, segments), reservation) = charged(plan, wanted, budget, holder, || {
-        let made = ReceiveRegion::create(wanted, plan.segment_bytes, plan.hugepages)?;
-        let bytes = made.0.bytes();
-        Ok((made, bytes))
-    })?;
-    let backing = region.backing();
-    match checked(GateEndpoint::create(&GateLayout { segments, channels })) {
-        Ok((endpoint, rings)) => Ok(MadeGate {
-            endpoint,
-            region,
-            descriptors: vec![rings, region_file],
-            segments,
-            reservation,
-            backing,
-        }),
-        Err(failure) => {
-            budget.release(reservation);
-            Err(failure.into())
-        }
-    }
-}
-
-/// Charges the budget with the most that a region can take, makes it, and gives back what it did not take.
-fn charged<T>(
-    plan: MemoryPlan,
+/// The memory of a partition or gate: every number is within its bounds, and nothing is made yet.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionPlan {
+    memory: MemoryPlan,
+    /// Segments that are needed at least.
     segments: u32,
-    budget: &mut NodeBudget,
-    holder: &str,
-    make: impl FnOnce() -> Result<(T, u64), RegionError>,
-) -> Result<(T, ReservationId), Unmade> {
-    let most =
-        planned_bytes(segments, plan.segment_bytes, plan.hugepages).map_err(|error| no_region(&error))?;
-    // With `auto` a region that does not fit as hugepages may still fit as ordinary pages, which round up less; but
-    // then the budget is all but full, and saying so is more use than a region of the other kind.
-    let reservation = budget.reserve(holder.to_owned(), most).map_err(Unmade::OverBudget)?;
-    match make() {
-        Ok((made, bytes)) if bytes < most => {
-            budget.release(reservation);
-            // Less than what was just released, so it fits.
-            match budget.reserve(holder.to_owned(), bytes) {
-                Ok(reservation) => Ok((made, reservation)),
-                Err(over) => Err(Unmade::OverBudget(over)),
+    bytes_max: u64,
+    ends: PlannedEnds,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum PlannedEnds {
+    Partition { subpartitions: u32 },
+    Gate { channels: u32 },
+}
+
+/// The memory of a partition or gate.
+pub struct Made {
+    /// The daemon's ends.
+    pub ends: Ends,
+    /// Rings, then region, for the client.
+    pub descriptors: Vec<OwnedFd>,
+    /// Segments of the region.
+    pub segments: u32,
+    /// Bytes of the region.
+    pub bytes: u64,
+    /// What the region is made of.
+    pub backing: Backing,
+}
+
+/// The daemon's ends of rings and region.
+#[allow(clippy::large_enum_variant, reason = "they are few and are moved on at once")]
+pub enum Ends {
+    /// Those of a partition.
+    Partition(PartitionEndpoint, Arc<SendRegion>),
+    /// Those of a gate.
+    Gate(GateEndpoint, ReceiveRegion),
+}
+
+impl std::fmt::Debug for Made {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { segments, bytes, backing, .. } = self;
+        f.debug_struct("Made")
+            .field("segments", segments)
+            .field("bytes", bytes)
+            .field("backing", backing)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RegionPlan {
+    /// The memory of a partition with so many subpartitions; with `broadcast` these share their segments and count as
+    /// one.
+    ///
+    /// # Errors
+    /// More segments than there may be.
+    pub fn partition(memory: MemoryPlan, pools: &Pools, subpartitions: u32) -> Result<Self, Failure> {
+        let Pools { exclusive, floating, retention, overdraft, .. } = *pools;
+        let wanted =
+            PartitionPoolSpec::sized(subpartitions, exclusive, floating, retention, overdraft).segments;
+        Self::of(memory, wanted, PlannedEnds::Partition { subpartitions })
+    }
+
+    /// The memory of a gate with so many channels.
+    ///
+    /// # Errors
+    /// As [`RegionPlan::partition`].
+    pub fn gate(memory: MemoryPlan, pools: &Pools, channels: u32) -> Result<Self, Failure> {
+        let wanted = GateBuffers::of(channels, pools.exclusive, pools.floating).total;
+        Self::of(memory, wanted, PlannedEnds::Gate { channels })
+    }
+
+    fn of(memory: MemoryPlan, segments: u32, ends: PlannedEnds) -> Result<Self, Failure> {
+        check_segments(segments)?;
+        // With `auto` a region that does not fit as hugepages may still fit as ordinary pages, which round up less; but
+        // then the budget is all but full, and saying so is more use than a region of the other kind.
+        let bytes_max = planned_bytes(segments, memory.segment_bytes, memory.hugepages)
+            .map_err(|error| no_region(&error))?;
+        Ok(Self { memory, segments, bytes_max, ends })
+    }
+
+    /// The most bytes that the region can take, which the budget is charged with before it is made.
+    #[must_use]
+    pub const fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    /// Makes rings and region. Blocks while the kernel clears every page, for seconds if there are many.
+    ///
+    /// # Errors
+    /// No hugepages where they are required, or what the kernel answers. Nothing is left behind then.
+    pub fn make(&self) -> Result<Made, Failure> {
+        let MemoryPlan { segment_bytes, hugepages } = self.memory;
+        match self.ends {
+            PlannedEnds::Partition { subpartitions } => {
+                let (region, file, segments) = SendRegion::create(self.segments, segment_bytes, hugepages)
+                    .map_err(|error| no_region(&error))?;
+                let (bytes, backing) = (region.bytes(), region.backing());
+                let layout = PartitionLayout { segments, subpartitions };
+                let (endpoint, rings) = checked(PartitionEndpoint::create(&layout))?;
+                let ends = Ends::Partition(endpoint, region);
+                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing })
             }
-        }
-        Ok((made, _)) => Ok((made, reservation)),
-        Err(error) => {
-            budget.release(reservation);
-            Err(no_region(&error).into())
+            PlannedEnds::Gate { channels } => {
+                let (region, file, segments) = ReceiveRegion::create(self.segments, segment_bytes, hugepages)
+                    .map_err(|error| no_region(&error))?;
+                let (bytes, backing) = (region.bytes(), region.backing());
+                let layout = GateLayout { segments, channels };
+                let (endpoint, rings) = checked(GateEndpoint::create(&layout))?;
+                let ends = Ends::Gate(endpoint, region);
+                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing })
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! File descriptors of the daemon: clients may take all but a few.
 //!
 //! A daemon without descriptors cannot even say so: it could accept no connection on the control socket and no link.
-//! So clients are refused, with the reason, while some are left.
+//! So clients are refused, with the reason, while some are left; and this node dials no more while a few are left.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -10,17 +10,39 @@ use rustix::process::{Resource, getrlimit};
 /// Descriptors that clients leave to links, to the control socket, and to what is open for a moment only.
 const KEPT: u64 = 64;
 
+/// Descriptors that dials leave, as a part of those that clients leave: a connection that comes is worth more than one
+/// that may come about.
+const KEPT_BY_DIALS: u64 = 4;
+
 /// The limit, if this descriptor is among the last that it allows. The kernel gives out the least number that is free,
 /// so that many are open when it gives out this one.
 #[must_use]
 pub fn scarce(newest: impl AsFd) -> Option<Scarce> {
+    among_the_last(newest, |kept| kept)
+}
+
+/// The same for a socket that is to dial: links use what clients leave, all but the last quarter of it.
+#[must_use]
+pub fn scarce_for_dials(newest: impl AsFd) -> Option<Scarce> {
+    among_the_last(newest, |kept| kept / KEPT_BY_DIALS)
+}
+
+/// `part` is of those that clients leave.
+fn among_the_last(newest: impl AsFd, part: impl Fn(u64) -> u64) -> Option<Scarce> {
     let limit = getrlimit(Resource::Nofile).current?;
     let number = u64::try_from(newest.as_fd().as_raw_fd()).unwrap_or_default();
-    let kept = KEPT.min(limit / 4);
+    let kept = part(KEPT.min(limit / 4));
     (number >= limit - kept).then_some(Scarce { limit, kept })
 }
 
-/// So few descriptors are left that clients get none.
+/// One `part`th of all descriptors that the daemon may have; at least one.
+#[must_use]
+pub fn share(part: u64) -> usize {
+    let share = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / part.max(1);
+    usize::try_from(share.max(1)).unwrap_or(usize::MAX)
+}
+
+/// So few descriptors are left that whoever asked gets none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scarce {
     limit: u64,
@@ -48,12 +70,20 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(scarce(&file), None);
         let kept = KEPT.min(limit / 4);
-        for (number, is_scarce) in [(limit - kept - 1, false), (limit - kept, true)] {
+        assert_eq!(scarce_for_dials(&file), None);
+        let by_dials = kept / KEPT_BY_DIALS;
+        for (number, clients, dials) in [
+            (limit - kept - 1, false, false),
+            (limit - kept, true, false),
+            (limit - by_dials - 1, true, false),
+            (limit - by_dials, true, true),
+        ] {
             let Ok(high) = rustix::io::fcntl_dupfd_cloexec(&file, i32::try_from(number).unwrap()) else {
                 println!("not run here: a descriptor with the number {number}");
                 return;
             };
-            assert_eq!(scarce(&high).is_some(), is_scarce, "{number} of {limit}");
+            let found = (scarce(&high).is_some(), scarce_for_dials(&high).is_some());
+            assert_eq!(found, (clients, dials), "{number} of {limit}");
         }
     }
 }

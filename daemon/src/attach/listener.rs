@@ -9,11 +9,12 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
-use weir_ipc::attach::message::{Response, ResponseBody};
+use weir_flow::failure::{Failure, FailureCode};
 use weir_ipc::attach::socket::send_response;
 
 use super::descriptors;
 use super::readiness::registered;
+use super::session::last_word;
 
 /// How long accepting rests after the kernel refused it (no file descriptors left, for instance).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -114,8 +115,7 @@ fn spare() -> Option<OwnedFd> {
 /// Says why a client cannot stay. One that does not hear it sees the end of its socket.
 fn refuse(socket: &OwnedFd, text: &str) {
     tracing::warn!(text, "a client was refused");
-    let body = ResponseBody::Detached { text: text.to_owned() };
-    let _ = send_response(socket, &Response { id: 0, body }, &[]);
+    let _ = send_response(socket, &last_word(&Failure::new(FailureCode::OverBudget, text)), &[]);
 }
 
 fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
@@ -143,6 +143,7 @@ fn credentials(socket: &impl AsFd) -> io::Result<Credentials> {
 #[cfg(test)]
 mod tests {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+    use weir_ipc::attach::message::{Response, ResponseBody};
 
     use super::*;
     use crate::attach::run_dir::{ATTACH_SOCKET, RunDir};
@@ -150,7 +151,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_is_known_by_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
-        let run_dir = RunDir::lock(dir.path()).unwrap();
+        let mut run_dir = RunDir::lock(dir.path()).unwrap();
         let mut listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
         let client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         rustix::net::connect(&client, &SocketAddrUnix::new(dir.path().join(ATTACH_SOCKET)).unwrap()).unwrap();
@@ -163,15 +164,15 @@ mod tests {
     #[tokio::test]
     async fn the_spare_descriptor_lets_one_more_be_told_and_is_there_again() {
         let dir = tempfile::tempdir().unwrap();
-        let run_dir = RunDir::lock(dir.path()).unwrap();
+        let mut run_dir = RunDir::lock(dir.path()).unwrap();
         let mut listener = AttachListener::new(run_dir.listen().unwrap()).unwrap();
         let path = dir.path().join(ATTACH_SOCKET);
         for _ in 0..2 {
             let client = weir_ipc::attach::socket::connect(&path).unwrap();
             assert!(listener.refuse_next(&Errno::MFILE.into()));
             let (Response { body, .. }, _) = weir_ipc::attach::socket::receive_response(&client).unwrap();
-            let ResponseBody::Detached { text } = body else { panic!("{body:?}") };
-            assert!(text.contains("needed: a file descriptor"), "{text}");
+            let ResponseBody::Detached { code, text } = body else { panic!("{body:?}") };
+            assert!(code == "over_budget" && text.contains("needed: a file descriptor"), "{code}: {text}");
         }
         assert!(!listener.refuse_next(&Errno::MFILE.into()), "nobody waits");
         listener.spare = None;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -89,11 +89,16 @@ impl fmt::Display for RunDirError {
                 "{} {found}; no daemon left it there: remove it, or set another --run-dir",
                 path.display()
             ),
-            Self::NotWritable { path, source } => write!(
-                f,
-                "cannot write {}: {source}; needed: a directory that this user may write, set by --run-dir",
-                path.display()
-            ),
+            Self::NotWritable { path, source } => {
+                let needed = match Errno::from_io_error(source) {
+                    Some(Errno::NOSPC | Errno::DQUOT) => {
+                        "space on its file system (`df`), or a directory on another"
+                    }
+                    Some(Errno::ROFS) => "a directory on a file system that is not read-only",
+                    _ => "a directory that this user may write",
+                };
+                write!(f, "cannot write {}: {source}; needed: {needed}, set by --run-dir", path.display())
+            }
         }
     }
 }
@@ -107,10 +112,45 @@ impl std::error::Error for RunDirError {
     }
 }
 
+/// The file of a socket that this daemon has made. What lies at its path later may be another's.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// While it is open, no other file is given its number.
+    file: OwnedFd,
+}
+
+impl SocketFile {
+    /// That which lies at this path now.
+    ///
+    /// # Errors
+    /// What the kernel answers.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Whether it still lies at its path.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        is_at(&self.file, &self.path)
+    }
+}
+
+/// Whether an open file is the one that lies at this path.
+fn is_at(file: impl AsFd, path: &Path) -> bool {
+    match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
+        (Ok(open), Ok(found)) => (open.st_dev, open.st_ino) == (found.st_dev, found.st_ino),
+        _ => false,
+    }
+}
+
 /// A run directory that belongs to this daemon. Dropped: its sockets are removed, then the lock is given up.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    sockets: Vec<SocketFile>,
     _lock: File,
 }
 
@@ -121,31 +161,49 @@ impl RunDir {
     /// # Errors
     /// A live daemon has it, something foreign lies where its files belong, or it cannot be written.
     pub fn lock(path: &Path) -> Result<Self, RunDirError> {
+        Self::lock_and(path, write_pid)
+    }
+
+    /// As [`RunDir::lock`], with how the lock file is written.
+    fn lock_and(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Self, RunDirError> {
         make(path)?;
-        let mut lock = open_lock(path)?;
         let lock_path = path.join(LOCK_FILE);
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                // A pid that cannot be read is only missing from the message.
-                let _ = (&mut lock).take(32).read_to_string(&mut text);
-                let pid = text.lines().next().and_then(|line| line.parse().ok());
-                return Err(RunDirError::Live { path: path.to_owned(), pid });
+        let mut lock = loop {
+            let mut lock = open_lock(path)?;
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                // Not one that was removed between opening and locking it.
+                Ok(()) if is_at(&lock, &lock_path) => break lock,
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let mut text = String::new();
+                    // A pid that cannot be read is only missing from the message.
+                    let _ = (&mut lock).take(32).read_to_string(&mut text);
+                    let pid = text.lines().next().and_then(|line| line.parse().ok());
+                    return Err(RunDirError::Live { path: path.to_owned(), pid });
+                }
+                Err(errno) => return Err(not_writable(&lock_path)(errno.into())),
             }
-            Err(errno) => return Err(not_writable(&lock_path)(errno.into())),
-        }
-        let write_pid = |lock: &mut File| {
-            // In this order: whoever reads it meanwhile finds a whole first line.
-            lock.rewind()?;
-            let line = format!("{}\n", std::process::id());
-            lock.write_all(line.as_bytes())?;
-            lock.set_len(line.len() as u64)
         };
-        write_pid(&mut lock).map_err(not_writable(&lock_path))?;
+        if let Err(error) = write(&mut lock) {
+            // An empty one, as on a full file system, tells nobody anything.
+            if lock.metadata().is_ok_and(|found| found.len() == 0) {
+                let _ = std::fs::remove_file(&lock_path);
+            }
+            return Err(not_writable(&lock_path)(error));
+        }
         clear(&path.join(ATTACH_SOCKET), SocketType::SEQPACKET)?;
         clear(&path.join(CONTROL_SOCKET), SocketType::STREAM)?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self { path: path.to_owned(), sockets: Vec::new(), _lock: lock })
+    }
+
+    /// Takes a socket that was made in this directory as this daemon's own.
+    pub fn keep(&mut self, socket: SocketFile) {
+        self.sockets.push(socket);
+    }
+
+    /// The sockets of this daemon that do not lie at their paths any more: nobody can find it by them.
+    pub fn vanished(&self) -> impl Iterator<Item = &Path> {
+        self.sockets.iter().filter(|socket| !socket.is_there()).map(|socket| socket.path.as_path())
     }
 
     /// The directory.
@@ -158,7 +216,7 @@ impl RunDir {
     ///
     /// # Errors
     /// What the kernel answers.
-    pub fn listen(&self) -> Result<OwnedFd, RunDirError> {
+    pub fn listen(&mut self) -> Result<OwnedFd, RunDirError> {
         let path = self.path.join(ATTACH_SOCKET);
         let open = || -> Result<OwnedFd, Errno> {
             let socket = rustix::net::socket_with(
@@ -171,6 +229,7 @@ impl RunDir {
             Ok(socket)
         };
         let socket = open().map_err(|errno| not_writable(&path)(errno.into()))?;
+        self.keep(SocketFile::at(&path).map_err(not_writable(&path))?);
         // Before anyone can connect, that is, before listen.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(SOCKET_MODE))
             .map_err(not_writable(&path))?;
@@ -182,15 +241,20 @@ impl RunDir {
 impl Drop for RunDir {
     fn drop(&mut self) {
         // The lock file stays: removing it would let two daemons lock two files of one name.
-        for name in [ATTACH_SOCKET, CONTROL_SOCKET] {
-            let path = self.path.join(name);
-            // Nothing foreign was there when the lock was had; what is no socket came later.
-            if std::fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
-                // One that cannot be removed is stale, which the next daemon deals with.
-                let _ = std::fs::remove_file(&path);
-            }
+        // Only what this daemon has made: if directory or sockets were removed, another one may have made its own there.
+        for socket in self.sockets.iter().filter(|socket| socket.is_there()) {
+            // One that cannot be removed is stale, which the next daemon deals with.
+            let _ = std::fs::remove_file(&socket.path);
         }
     }
+}
+
+fn write_pid(lock: &mut File) -> io::Result<()> {
+    // In this order: whoever reads it meanwhile finds a whole first line.
+    lock.rewind()?;
+    let line = format!("{}\n", std::process::id());
+    lock.write_all(line.as_bytes())?;
+    lock.set_len(line.len() as u64)
 }
 
 fn not_writable(path: &Path) -> impl Fn(io::Error) -> RunDirError {
@@ -238,8 +302,11 @@ fn foreign(path: &Path, found: &'static str) -> RunDirError {
 }
 
 /// Makes room for a socket: removes one that nobody listens on, and refuses everything else. That there is nothing is
-/// fine.
-fn clear(path: &Path, kind: SocketType) -> Result<(), RunDirError> {
+/// fine. The caller holds the lock of the run directory.
+///
+/// # Errors
+/// Something lies there that no dead daemon has left, or it cannot be removed.
+pub(crate) fn clear(path: &Path, kind: SocketType) -> Result<(), RunDirError> {
     let patience = Instant::now() + LAST_BREATH;
     loop {
         let found = match std::fs::symlink_metadata(path) {
@@ -315,7 +382,7 @@ mod tests {
     fn a_live_daemon_is_named_and_a_dead_one_is_replaced() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("run");
-        let first = RunDir::lock(&path).unwrap();
+        let mut first = RunDir::lock(&path).unwrap();
         let _socket = first.listen().unwrap();
         let error = RunDir::lock(&path).unwrap_err();
         assert!(
@@ -328,13 +395,65 @@ mod tests {
     }
 
     #[test]
+    fn what_a_later_daemon_made_at_the_same_path_is_not_removed() {
+        for is_directory_removed in [true, false] {
+            let parent = tempfile::tempdir().unwrap();
+            let path = parent.path().join("run");
+            let (attach, control) = (path.join(ATTACH_SOCKET), path.join(CONTROL_SOCKET));
+            let start = || {
+                let mut run_dir = RunDir::lock(&path).unwrap();
+                let clients = run_dir.listen().unwrap();
+                let commands = std::os::unix::net::UnixListener::bind(&control).unwrap();
+                run_dir.keep(SocketFile::at(&control).unwrap());
+                (run_dir, clients, commands)
+            };
+            let (first, ..) = start();
+            assert_eq!(first.vanished().count(), 0);
+            if is_directory_removed {
+                std::fs::remove_dir_all(&path).unwrap();
+            } else {
+                for file in [&attach, &control, &path.join(LOCK_FILE)] {
+                    std::fs::remove_file(file).unwrap();
+                }
+            }
+            assert_eq!(first.vanished().collect::<Vec<_>>(), [&attach, &control]);
+            let (second, ..) = start();
+            assert_eq!(first.vanished().count(), 2, "those are another's");
+            drop(first);
+            assert_eq!(second.vanished().count(), 0);
+            drop(second);
+            assert!(!attach.exists() && !control.exists());
+        }
+    }
+
+    #[test]
+    fn a_lock_file_that_cannot_be_written_is_not_left_empty_and_the_need_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let needs = [
+            (Errno::NOSPC, "needed: space on its file system"),
+            (Errno::DQUOT, "needed: space on its file system"),
+            (Errno::ROFS, "needed: a directory on a file system that is not read-only"),
+            (Errno::ACCESS, "needed: a directory that this user may write"),
+        ];
+        for (errno, needed) in needs {
+            let refused = RunDir::lock_and(dir.path(), |_| Err(errno.into())).unwrap_err().to_string();
+            assert!(refused.contains(needed) && refused.contains("--run-dir"), "{refused}");
+            assert!(!dir.path().join(LOCK_FILE).exists());
+        }
+        // What an earlier daemon wrote stays.
+        drop(RunDir::lock(dir.path()).unwrap());
+        RunDir::lock_and(dir.path(), |_| Err(Errno::NOSPC.into())).unwrap_err();
+        assert!(dir.path().join(LOCK_FILE).exists());
+    }
+
+    #[test]
     fn a_stale_socket_is_replaced_and_the_new_one_has_mode_0660() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ATTACH_SOCKET);
         // What kill -9 leaves behind: the socket's file, and a lock file that nobody holds.
         std::os::unix::net::UnixListener::bind(&path).unwrap();
         std::fs::write(dir.path().join(LOCK_FILE), "999999\n").unwrap();
-        let run_dir = RunDir::lock(dir.path()).unwrap();
+        let mut run_dir = RunDir::lock(dir.path()).unwrap();
         let _socket = run_dir.listen().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, SOCKET_MODE);
         let lock = std::fs::read_to_string(dir.path().join(LOCK_FILE)).unwrap();
@@ -392,7 +511,7 @@ mod tests {
     fn a_socket_whose_process_is_about_to_end_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ATTACH_SOCKET);
-        let first = RunDir::lock(dir.path()).unwrap();
+        let mut first = RunDir::lock(dir.path()).unwrap();
         let socket = first.listen().unwrap();
         // The kernel closes the files of a process that ends one after the other, the lock before the socket.
         let lock = first._lock.try_clone().unwrap();
@@ -402,7 +521,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             drop(socket);
         });
-        let second = RunDir::lock(dir.path()).unwrap();
+        let mut second = RunDir::lock(dir.path()).unwrap();
         assert!(!path.exists());
         second.listen().unwrap();
         ending.join().unwrap();

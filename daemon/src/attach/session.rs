@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
-use weir_ipc::attach::message::{Request, RequestBody, Response};
+use weir_flow::failure::Failure;
+use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
 use weir_ipc::attach::socket::{AttachError, receive_request, send_response};
 use weir_ipc::layout::ATTACHMENT_RINGS_MAX;
 
@@ -50,6 +51,19 @@ impl Answer {
     pub fn plain(response: Response) -> Self {
         Self { response, descriptors: Vec::new() }
     }
+}
+
+/// The name of a failure's kind for programs.
+#[must_use]
+pub fn code_of(failure: &Failure) -> String {
+    failure.code.as_str().replace(' ', "_")
+}
+
+/// What a client is told last, and why.
+#[must_use]
+pub fn last_word(failure: &Failure) -> Response {
+    let body = ResponseBody::Detached { code: code_of(failure), text: failure.text.clone() };
+    Response { id: 0, body }
 }
 
 /// What a session tells the node.
@@ -200,7 +214,6 @@ async fn until(deadline: Option<tokio::time::Instant>) {
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    use weir_ipc::attach::message::ResponseBody;
     use weir_ipc::attach::socket::send_request;
 
     use super::*;

@@ -5,13 +5,15 @@ use clap::Args;
 use super::RunDirArgs;
 use super::output::{self, Align, Output};
 use crate::control::client;
-use crate::control::snapshot::{ChannelRow, ChannelSide, ChannelsReport};
+use crate::control::snapshot::{self, ChannelRow, ChannelSide, ChannelsReport};
 use crate::exit::{Exit, Problem};
 
 /// Show every channel that begins or ends on this node.
 ///
 /// A channel with a backlog and no credit waits for its consumer. `waited` is the time with a backlog and nothing sent.
 /// What only the other end of a channel knows is 0 here; ask the daemon there.
+///
+/// Exit codes: 0 all are shown, 3 a shard does not answer and its channels are missing, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct ChannelsArgs {
     #[command(flatten)]
@@ -34,10 +36,14 @@ pub(super) fn run(arguments: &ChannelsArgs) -> Result<Exit, Problem> {
     }
     match arguments.output {
         Output::Json => output::print_json(&report)?,
-        Output::Table if arguments.wide => output::print(&text(&report.channels, WIDE))?,
-        Output::Table => output::print(&text(&report.channels, NARROW))?,
+        Output::Table if arguments.wide => output::print(&text(&report, WIDE))?,
+        Output::Table => output::print(&text(&report, NARROW))?,
     }
-    Ok(Exit::Ok)
+    Ok(exit(&report))
+}
+
+fn exit(report: &ChannelsReport) -> Exit {
+    if report.shards_missing.is_empty() { Exit::Ok } else { Exit::Degraded }
 }
 
 /// One column: its name, how it is set, and its cell of a row.
@@ -96,23 +102,70 @@ fn peer(row: &ChannelRow) -> String {
     if row.peer.is_empty() { "-".to_owned() } else { row.peer.clone() }
 }
 
-fn text(channels: &[ChannelRow], columns: &[Column]) -> String {
-    if channels.is_empty() {
-        return "no channels\n".to_owned();
+fn text(report: &ChannelsReport, columns: &[Column]) -> String {
+    let ChannelsReport { channels, shards_missing, .. } = report;
+    let missing = snapshot::unanswered(shards_missing);
+    let mut text = if channels.is_empty() {
+        let of = if missing.is_some() { " of the shards that answered" } else { "" };
+        format!("no channels{of}\n")
+    } else {
+        let head: Vec<(&str, Align)> = columns.iter().map(|(name, align, _)| (*name, *align)).collect();
+        let rows: Vec<Vec<String>> =
+            channels.iter().map(|row| columns.iter().map(|(_, _, cell)| cell(row)).collect()).collect();
+        output::table(&head, &rows)
+    };
+    if let Some(missing) = missing {
+        text.push_str(&format!("{missing} channels are not shown\n"));
     }
-    let head: Vec<(&str, Align)> = columns.iter().map(|(name, align, _)| (*name, *align)).collect();
-    let rows: Vec<Vec<String>> =
-        channels.iter().map(|row| columns.iter().map(|(_, _, cell)| cell(row)).collect()).collect();
-    output::table(&head, &rows)
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::snapshot::SCHEMA_VERSION;
+
+    fn report(channels: Vec<ChannelRow>, shards_missing: Vec<u16>) -> ChannelsReport {
+        ChannelsReport { schema_version: SCHEMA_VERSION, node: "a".into(), channels, shards_missing }
+    }
+
+    #[test]
+    fn channels_of_a_shard_that_does_not_answer_are_said_to_be_missing() {
+        let whole = report(Vec::new(), Vec::new());
+        assert_eq!((text(&whole, NARROW).as_str(), exit(&whole)), ("no channels\n", Exit::Ok));
+        let one = report(Vec::new(), vec![1]);
+        let told = "no channels of the shards that answered\n\
+                    shard 1 did not answer within 2s: its channels are not shown\n";
+        assert_eq!((text(&one, NARROW).as_str(), exit(&one)), (told, Exit::Degraded));
+        let some = report(vec![row()], vec![0, 2]);
+        let told = text(&some, WIDE);
+        assert!(told.contains("edge"), "{told}");
+        assert!(
+            told.ends_with("\nshards 0, 2 did not answer within 2s: their channels are not shown\n"),
+            "{told}"
+        );
+        assert_eq!(exit(&some), Exit::Degraded);
+    }
 
     #[test]
     fn every_column_has_its_place() {
-        let row = ChannelRow {
+        let narrow = text(&report(vec![row()], Vec::new()), NARROW);
+        assert!(narrow.lines().all(|line| line.len() <= 80), "{narrow}");
+        assert!(narrow.contains("1.2 s") && !narrow.contains("rebalance"), "{narrow}");
+        let text = text(&report(vec![row()], Vec::new()), WIDE);
+        let lines: Vec<&str> = text.lines().collect();
+        let heads: Vec<&str> = lines[0].split_whitespace().collect();
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(heads.len(), WIDE.len());
+        let cell_of = |head: &str| cells[heads.iter().position(|h| *h == head).unwrap()];
+        assert_eq!(cell_of("CONSUMER"), "2/4");
+        assert_eq!(cell_of("BACKLOG"), "5");
+        assert_eq!(cell_of("STATE"), "open");
+        assert_eq!(cell_of("SEND_STALLED_SECONDS_TOTAL"), "1.250");
+    }
+
+    fn row() -> ChannelRow {
+        ChannelRow {
             exchange: "edge".into(),
             side: ChannelSide::Send,
             producer: 0,
@@ -133,20 +186,6 @@ mod tests {
             buffers_total: 31,
             records_total: 9_000,
             send_stalled_seconds_total: 1.25,
-        };
-        let narrow = text(std::slice::from_ref(&row), NARROW);
-        assert!(narrow.lines().all(|line| line.len() <= 80), "{narrow}");
-        assert!(narrow.contains("1.2 s") && !narrow.contains("rebalance"), "{narrow}");
-        let text = text(&[row], WIDE);
-        let lines: Vec<&str> = text.lines().collect();
-        let heads: Vec<&str> = lines[0].split_whitespace().collect();
-        let cells: Vec<&str> = lines[1].split_whitespace().collect();
-        assert_eq!(heads.len(), WIDE.len());
-        let cell_of = |head: &str| cells[heads.iter().position(|h| *h == head).unwrap()];
-        assert_eq!(cell_of("CONSUMER"), "2/4");
-        assert_eq!(cell_of("BACKLOG"), "5");
-        assert_eq!(cell_of("STATE"), "open");
-        assert_eq!(cell_of("SEND_STALLED_SECONDS_TOTAL"), "1.250");
-        assert_eq!(super::text(&[], NARROW), "no channels\n");
+        }
     }
 }

@@ -65,6 +65,11 @@ pub(super) fn buffer_timeout(text: &str) -> Result<BufferTimeout, String> {
     }
 }
 
+/// Reads how long to wait.
+pub(super) fn wait(text: &str) -> Result<Duration, String> {
+    Span::from_str(text).map(|span| span.0).map_err(|_| Span::NEEDED.to_owned())
+}
+
 /// A client error as the user of a command sees it.
 pub(super) fn problem(run_dir: &Path, error: &Error) -> Problem {
     match error {
@@ -72,6 +77,12 @@ pub(super) fn problem(run_dir: &Path, error: &Error) -> Problem {
         Error::DaemonGone { .. } => Problem::new(Exit::Unreachable, error.to_string())
             .needed("a daemon that goes on running")
             .fix("its log says why it ended; start both again"),
+        Error::Unanswered { .. } => Problem::new(Exit::Unreachable, error.to_string())
+            .needed("a daemon that answers")
+            .fix("its log, and whether it is stopped or short of CPU time"),
+        Error::Timeout { .. } => Problem::new(Exit::Failed, error.to_string())
+            .needed("a producer on a node that is linked with this one")
+            .fix("start it with weir send; weir status shows the links; a longer --wait"),
         Error::RecordTooLarge { found, max } => Problem::new(Exit::Failed, "a record is too long")
             .found(format!("{found} bytes"))
             .needed(format!("at most {max} bytes"))

@@ -20,7 +20,7 @@ use crate::shard::mailbox::{ShardSender, ToNode, ToShard};
 
 /// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
 ///
-/// Flags win over the configuration file. A second signal ends the daemon without waiting for its channels. SIGHUP is
+/// Flags win over the configuration file, and that over the defaults. A second signal ends the daemon without waiting for its channels. SIGHUP is
 /// ignored. Exit codes:
 /// 0 stopped by a signal, 1 it could not start or go on, 78 the configuration is wrong.
 #[derive(Args, Debug)]
@@ -28,25 +28,25 @@ pub(super) struct DaemonArgs {
     /// Configuration file; `conf.d/*.toml` beside it is read too. Not given: /etc/weir/weir.toml if it exists.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Name of this node, unique in the cluster (`node`).
+    /// Name of this node, unique in the cluster (`node`). Default: the host name.
     #[arg(long, value_name = "NAME", value_parser = name)]
     node: Option<String>,
-    /// Address for links from other nodes (`listen`).
+    /// Address for links from other nodes (`listen`). Default: 127.0.0.1:7070.
     #[arg(long, value_name = "ADDR", value_parser = listen)]
     listen: Option<String>,
-    /// Directory of the daemon's sockets (`run_dir`).
+    /// Directory of the daemon's sockets (`run_dir`). Default: /run/weir.
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Another node and where it listens (`peers`). May be given more than once.
+    /// Another node and where it listens (`peers`). May be given more than once. Default: none.
     #[arg(long = "peer", value_name = "NAME=ADDR", value_parser = peer)]
     peers: Vec<(String, String)>,
-    /// File with the cluster key (`key_file`).
+    /// File with the cluster key (`key_file`). Default: none, and nodes on this machine only.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Number of shards, 0 for one per CPU (`shards`).
+    /// Number of shards, 0 for one per CPU (`shards`). Default: 0.
     #[arg(long, value_name = "N", value_parser = shards)]
     shards: Option<u32>,
-    /// Bound on the memory of all regions, in bytes or as N% (`memory.total`).
+    /// Bound on the memory of all regions, in bytes or as N% (`memory.total`). Default: 10%.
     #[arg(long, value_name = "BYTES|N%", value_parser = memory)]
     memory: Option<String>,
 }
@@ -154,7 +154,7 @@ async fn run_node(
     shards: Vec<ShardSender>,
     reports: UnboundedReceiver<ToNode>,
 ) -> Result<Exit, Problem> {
-    let (node, handle) = Node::start(options, &config.run_dir, shards, reports)
+    let (mut node, handle) = Node::start(options, &config.run_dir, shards, reports)
         .map_err(|e| Problem::new(Exit::Failed, e.to_string()))?;
     let socket = config.control_socket();
     let control = ControlServer::bind(&socket).map_err(|e| {
@@ -162,6 +162,9 @@ async fn run_node(
             .found(e.to_string())
             .needed("a directory that this user may write")
             .fix("run_dir")
+    })?;
+    node.keep_socket(&socket).map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot find {}", socket.display())).found(e.to_string())
     })?;
     tracing::info!(
         node = %config.node_name(),
@@ -237,6 +240,43 @@ impl Signals {
                     tracing::info!(signal = "SIGHUP", "ignored: settings are read when the daemon starts");
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use crate::config::{Config, DEFAULT_RUN_DIR};
+
+    #[test]
+    fn the_help_names_the_defaults_that_hold() {
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            _daemon: super::DaemonArgs,
+        }
+        let defaults = Config::default();
+        let command = Alone::command();
+        let shown = |flag: &str| {
+            let argument =
+                command.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+            argument.get_help().unwrap().to_string()
+        };
+        let needed = [
+            ("listen", defaults.listen.to_string()),
+            ("run-dir", DEFAULT_RUN_DIR.to_owned()),
+            ("shards", defaults.shards.to_string()),
+            ("memory", defaults.memory.total.to_string()),
+        ];
+        for (flag, default) in needed {
+            let (help, end) = (shown(flag), format!("Default: {default}"));
+            assert!(help.trim_end_matches('.').ends_with(&end), "--{flag}: {help:?}, not {end:?}");
+        }
+        for flag in ["node", "peer", "key-file", "config"] {
+            let help = shown(flag);
+            assert!(help.contains("Default: ") || help.contains("Not given: "), "--{flag}: {help}");
         }
     }
 }

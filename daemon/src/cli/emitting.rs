@@ -27,26 +27,34 @@ pub(super) struct EmitArgs {
     #[arg(long, value_name = "C", value_parser = client::parallelism)]
     consumers: Option<u32>,
     /// Which consumer gets a record. `forward`: the one with the producer's index. `rebalance`: all in turn. `hash`:
-    /// the one that its key decides.
+    /// the one that its key decides. `broadcast`: each. `rescale`: those of the producer's own share, in turn.
     #[arg(long, value_name = "STRATEGY", default_value = "rebalance", value_parser = strategy)]
     strategy: Strategy,
     /// With `hash`: the key is this field of the record, counted from 1; fields are divided by white space. Not given:
     /// the whole record is the key.
     #[arg(long, value_name = "N", value_parser = field_number)]
     key_field: Option<usize>,
+    /// With `hash`: spread the records of each key over so many consumers instead of one. Each of them then has a part
+    /// of the key's records, and what they make of those parts must be merged.
+    #[arg(long, value_name = "N", value_parser = client::parallelism)]
+    salt: Option<u32>,
+    /// With `rebalance` and `rescale`: strictly in turn. A consumer that does not keep up then holds all others back,
+    /// where otherwise it is left out until it does.
+    #[arg(long)]
+    no_adaptive: bool,
     /// Longest time that a record waits for others before it is sent: a duration, 0 for not at all, or off.
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = client::buffer_timeout)]
     buffer_timeout: BufferTimeout,
-    /// What to do when a consumer dies: fail, or go on with the others, which only `rebalance` can. Records that were
-    /// on their way to the dead one are lost then, and counted.
+    /// What to do when a consumer dies: fail, or go on with the others, which only `rebalance` and `rescale` can. Records
+    /// that were on their way to the dead one are lost then, and counted.
     #[arg(long, value_name = "fail|continue", default_value = "fail", value_parser = consumer_death)]
     on_consumer_death: ConsumerDeath,
 }
 
 fn strategy(text: &str) -> Result<Strategy, String> {
     // A custom selector is code of an application; a command has none.
-    let known = text.parse().ok();
-    known.ok_or_else(|| "forward, rebalance or hash".to_owned())
+    let known = text.parse().ok().filter(|strategy| *strategy != Strategy::Custom);
+    known.ok_or_else(|| "forward, rebalance, hash, broadcast or rescale".to_owned())
 }
 
 fn consumer_death(text: &str) -> Result<ConsumerDeath, String> {
@@ -70,19 +78,37 @@ impl EmitArgs {
                 .needed("--strategy hash")
                 .fix("leave out --key-field, or add --strategy hash"));
         }
-        if self.on_consumer_death == ConsumerDeath::ContinueWithout && self.strategy != Strategy::Rebalance {
+        if self.salt.is_some() && self.strategy != Strategy::Hash {
+            return Err(Problem::new(Exit::Usage, "--salt without a key")
+                .found(format!("--strategy {}", self.strategy))
+                .needed("--strategy hash")
+                .fix("leave out --salt, or add --strategy hash"));
+        }
+        if let (Some(salt), Some(consumers)) = (self.salt, self.consumers)
+            && salt > consumers
+        {
+            return Err(Problem::new(Exit::Usage, "--salt spreads each key over some of the consumers")
+                .found(format!("--salt {salt} and --consumers {consumers}"))
+                .needed("at most as many as consumers")
+                .fix(format!("--salt {consumers}, or more --consumers")));
+        }
+        if self.on_consumer_death == ConsumerDeath::ContinueWithout
+            && !self.strategy.has_interchangeable_consumers()
+        {
             let what = "--on-consumer-death continue without consumers that can stand in";
             return Err(Problem::new(Exit::Usage, what)
                 .found(format!("--strategy {}", self.strategy))
-                .needed("--strategy rebalance")
+                .needed("--strategy rebalance or rescale")
                 .fix("leave out --on-consumer-death, or add --strategy rebalance"));
         }
         match self.consumers {
             Some(consumers) if self.strategy == Strategy::Forward && consumers != producers => {
                 Err(Problem::new(Exit::Usage, "forward connects each producer with one consumer")
                     .found(format!("{producers} producers and {consumers} consumers"))
-                    .needed("as many consumers as producers")
-                    .fix(format!("--consumers {producers}, or another --strategy")))
+                    .needed("as many consumers as producers, or a strategy that connects any numbers")
+                    .fix(format!(
+                        "--consumers {producers}, or --strategy rescale, rebalance, hash or broadcast"
+                    )))
             }
             Some(consumers) => Ok(consumers),
             None if self.strategy == Strategy::Forward => Ok(producers),
@@ -98,7 +124,8 @@ impl EmitArgs {
     /// How the partition is to be made.
     pub(super) fn options(&self) -> PartitionOptions {
         let (buffer_timeout, on_consumer_death) = (self.buffer_timeout, self.on_consumer_death);
-        PartitionOptions { buffer_timeout, on_consumer_death, ..PartitionOptions::default() }
+        let (salt, adaptive) = (self.salt, !self.no_adaptive);
+        PartitionOptions { buffer_timeout, on_consumer_death, salt, adaptive, ..PartitionOptions::default() }
     }
 }
 

@@ -13,6 +13,7 @@ mod framing;
 mod log;
 mod output;
 mod pipe;
+mod plan;
 mod progress;
 mod recv;
 mod send;
@@ -54,6 +55,8 @@ enum Verb {
     Status(status::StatusArgs),
     /// Show the channels of a daemon.
     Channels(channels::ChannelsArgs),
+    /// Show the job graph of what is attached to a daemon and those that it is linked with.
+    Plan(plan::PlanArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
 }
@@ -96,6 +99,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Pipe(arguments) => pipe::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Channels(arguments) => channels::run(&arguments),
+        Verb::Plan(arguments) => plan::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
     }
 }

@@ -23,8 +23,10 @@ pub(super) enum Output {
 
 /// Whether the command line asks for JSON, known before it is parsed: it may be wrong in other places.
 pub(super) fn wants_json(arguments: &[OsString]) -> bool {
+    // What is behind `--` is another program's command line.
+    let arguments = arguments.split(|argument| argument == "--").next().unwrap_or_default();
     let is_pair = arguments.windows(2).any(|pair| pair[0] == "--output" && pair[1] == "json");
-    is_pair || arguments.iter().any(|argument| argument == "--output=json")
+    is_pair || arguments.iter().any(|argument| argument == "--output=json" || argument == "--json")
 }
 
 /// A stream to write to that may be set not to block, as a parent process can leave it: a write waits all the same.
@@ -131,10 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn json_is_asked_for_in_both_forms() {
+    fn json_is_asked_for_in_each_form_of_this_command_line() {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
         assert!(wants_json(&words("weir status --output json")));
         assert!(wants_json(&words("weir status --output=json --bad")));
+        assert!(wants_json(&words("weir plan --json")));
+        assert!(!wants_json(&words("weir pipe -- jq --json")));
+        assert!(!wants_json(&words("weir pipe -- weir status --output json")));
         assert!(!wants_json(&words("weir status --output table json")));
     }
 }

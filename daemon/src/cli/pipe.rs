@@ -36,6 +36,8 @@ const KILL_AFTER: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// consumers of the output are told that their producer is gone. If the input or the output fails, the command gets
 /// SIGTERM, and SIGKILL 5 s later. A command that closes its input early is not asked for a reason: the producers of the
 /// input are told that this consumer is gone, and the output goes on to its end.
+///
+/// Exit codes: 0 all was read and sent, 1 it failed, 2 the command line is wrong, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct PipeArgs {
     #[command(flatten)]
@@ -54,7 +56,7 @@ pub(super) struct PipeArgs {
     producer: IndexOf,
     #[command(flatten)]
     emit: EmitArgs,
-    /// Name of the task that the daemon lists.
+    /// Name of the task that the daemon lists; all instances of a task have the same.
     #[arg(long, value_name = "NAME", default_value = "pipe", value_parser = client::exchange)]
     task: String,
     /// How records are told apart: a line each, or each behind its length as a little-endian u32.

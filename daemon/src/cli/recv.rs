@@ -18,9 +18,11 @@ use crate::exit::{Exit, Problem};
 /// Read the records of an exchange to standard output.
 ///
 /// Ends when all its producers have finished, or with the reason why one cannot. Producers may come later than this
-/// command. When nobody reads its output any more it ends too, and the producers are told that this consumer is gone.
-/// When its own daemon ends, it writes what had arrived and ends with exit code 4: it does not attach to the next one,
-/// whose producers may begin anew.
+/// command, by as much as --wait. When nobody reads its output any more it ends too, and the producers are told that
+/// this consumer is gone. When its own daemon ends, it writes what had arrived and ends with exit code 4: it does not
+/// attach to the next one, whose producers may begin anew.
+///
+/// Exit codes: 0 all was read, 1 it failed, 2 the command line is wrong, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct RecvArgs {
     #[command(flatten)]
@@ -31,6 +33,12 @@ pub(super) struct RecvArgs {
     /// Which of how many consumers this is, from 0.
     #[arg(long, value_name = "J/C", default_value = "0/1")]
     consumer: IndexOf,
+    /// Name of the task that the daemon lists; all instances of a task have the same.
+    #[arg(long, value_name = "NAME", default_value = "recv", value_parser = client::exchange)]
+    task: String,
+    /// How long to wait for the first producer, as 30s; 0: not at all. Not given: until one comes.
+    #[arg(long, value_name = "TIME", value_parser = client::wait)]
+    wait: Option<Duration>,
     /// Most records per second. Not given: as many as come.
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<u32>,
@@ -56,10 +64,11 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let stdout = output::standard_output()?;
     let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
     let attached = Client::connect_with(options).map_err(problem)?;
-    let task = attached.task("recv").map_err(problem)?;
+    let task = attached.task(&arguments.task).map_err(problem)?;
     watch_reader(&stdout.0);
     let IndexOf { index, count } = arguments.consumer;
-    let mut gate = task.gate(&arguments.exchange, index, count, GateOptions::default()).map_err(problem)?;
+    let options = GateOptions { timeout: arguments.wait, ..GateOptions::default() };
+    let mut gate = task.gate(&arguments.exchange, index, count, options).map_err(problem)?;
     let mut output = RecordOutput::new(stdout, arguments.framing);
     // A terminal that shows the records has no place for a progress line.
     let is_shown = io::stdout().is_terminal();

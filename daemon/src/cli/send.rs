@@ -18,7 +18,8 @@ use crate::exit::{Exit, Problem};
 /// Ends when every consumer's daemon has everything, or with the reason why it cannot. When its own daemon ends, it ends
 /// too, with exit code 4: what it has read from its input cannot be read again, so it does not attach to the next one.
 ///
-/// Exit codes beside the usual ones: 3 if all was sent, but a consumer had died and the rest was sent without it.
+/// Exit codes: 0 all was sent, 1 it failed, 2 the command line is wrong, 3 all was sent, but a consumer had died and the
+/// rest was sent without it, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct SendArgs {
     #[command(flatten)]
@@ -31,6 +32,9 @@ pub(super) struct SendArgs {
     producer: IndexOf,
     #[command(flatten)]
     emit: EmitArgs,
+    /// Name of the task that the daemon lists; all instances of a task have the same.
+    #[arg(long, value_name = "NAME", default_value = "send", value_parser = client::exchange)]
+    task: String,
     /// How records are told apart: a line each, or each behind its length as a little-endian u32.
     #[arg(long, value_enum, default_value_t)]
     framing: Framing,
@@ -47,7 +51,7 @@ pub(super) fn run(arguments: &SendArgs) -> Result<Exit, Problem> {
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
     let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
     let attached = Client::connect_with(options).map_err(problem)?;
-    let task = attached.task("send").map_err(problem)?;
+    let task = attached.task(&arguments.task).map_err(problem)?;
     let mut partition = task
         .partition(&arguments.exchange, index, count, consumers, emit.strategy(), emit.options())
         .map_err(problem)?;

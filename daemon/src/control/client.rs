@@ -75,12 +75,12 @@ fn get_bytes(run_dir: &Path, path: &str) -> Result<Bytes, Problem> {
     match runtime.block_on(ask) {
         Ok(Ok((StatusCode::OK, body))) => Ok(body),
         Ok(Ok((status, body))) => Err(problem_of(status, &body)),
+        Ok(Err(AskError::Connect(e))) if e.kind() == io::ErrorKind::WouldBlock => {
+            Err(unanswered(&socket, "those who wait to be let in already"))
+        }
         Ok(Err(AskError::Connect(e))) => Err(unreachable(&socket, run_dir, &e)),
         Ok(Err(AskError::Talk(e))) => Err(unreachable(&socket, run_dir, &io::Error::other(e))),
-        Err(_) => {
-            let e = io::Error::other(format!("no answer within {} s", TIMEOUT.as_secs()));
-            Err(unreachable(&socket, run_dir, &e))
-        }
+        Err(_) => Err(unanswered(&socket, &format!("within {} s", TIMEOUT.as_secs()))),
     }
 }
 
@@ -113,6 +113,14 @@ fn problem_of(status: StatusCode, body: &[u8]) -> Problem {
         }
         Err(_) => Problem::new(Exit::Failed, "the daemon refused").found(format!("HTTP status {status}")),
     }
+}
+
+/// A daemon is there, and too busy or stopped.
+fn unanswered(socket: &Path, what: &str) -> Problem {
+    let what = format!("the daemon at {} did not answer {what}", socket.display());
+    Problem::new(Exit::Unreachable, what).needed("a daemon that is not stopped and has CPU time").fix(
+        "ask again; if that does not help, look at its log and at who is connected to the socket (`ss -xp`)",
+    )
 }
 
 /// Why no daemon answers, and what helps.

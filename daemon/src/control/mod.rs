@@ -7,10 +7,12 @@
 //! |---|---|
 //! | `GET /v1/status` | [`snapshot::StatusReport`] |
 //! | `GET /v1/channels` | [`snapshot::ChannelsReport`] |
+//! | `GET /v1/plan` | [`plan::PlanReport`] |
 //!
 //! Whatever fails is answered with a [`snapshot::ErrorReport`].
 
 pub mod client;
+pub mod plan;
 mod routes;
 pub mod server;
 pub mod snapshot;

@@ -11,7 +11,7 @@ use super::snapshot::{ErrorReport, SnapshotSource};
 use crate::exit::{Exit, Problem};
 
 /// Requests that have an answer.
-const PATHS: &str = "/v1/status or /v1/channels";
+const PATHS: &str = "/v1/status, /v1/channels or /v1/plan";
 
 /// The answer to a request. Never fails: what goes wrong is an answer too.
 pub(super) async fn answer<S: SnapshotSource>(
@@ -19,7 +19,7 @@ pub(super) async fn answer<S: SnapshotSource>(
     path: &str,
     source: &S,
 ) -> Response<Full<Bytes>> {
-    let is_known = matches!(path, "/v1/status" | "/v1/channels");
+    let is_known = matches!(path, "/v1/status" | "/v1/channels" | "/v1/plan");
     if !is_known {
         let problem = Problem::new(Exit::Failed, "no such path").found(path).needed(PATHS);
         return refuse(StatusCode::NOT_FOUND, problem);
@@ -32,6 +32,7 @@ pub(super) async fn answer<S: SnapshotSource>(
     }
     match path {
         "/v1/status" => within(source.status()).await,
+        "/v1/plan" => within(source.plan()).await,
         _ => within(source.channels()).await,
     }
 }

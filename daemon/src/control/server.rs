@@ -6,27 +6,39 @@ use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::SocketType;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::routes;
 use super::snapshot::SnapshotSource;
+use crate::attach::run_dir;
 
 /// Longest time that the daemon takes to make one answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections at a time. When there are as many, the oldest that has not asked yet is closed; if all have asked,
-/// more wait in the listener's queue until one is answered.
+/// Most connections at a time. When there are as many, that which has read nothing of its answer for longest is closed; if
+/// all read, the oldest that has not asked yet; if all have asked, more wait in the listener's queue until one is answered.
 const CONNECTIONS_MAX: usize = 32;
+
+/// A client that takes nothing of its answer for as long does not read, and one that is alone in asking nothing for as long
+/// does not ask.
+const STUCK_MIN: Duration = Duration::from_millis(500);
+
+/// Time between looks for one that does not read, while there is no room.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest life of a connection: it carries one request.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
@@ -48,16 +60,13 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Listens on `path` with mode 0660, in place of what a dead daemon left there. The caller holds the lock of the
-    /// run directory. Must be called inside a tokio runtime with I/O.
+    /// Listens on `path` with mode 0660, in place of a socket that a dead daemon left there. The caller holds the lock of
+    /// the run directory. Must be called inside a tokio runtime with I/O.
     ///
     /// # Errors
-    /// What the kernel answers when the socket is made.
+    /// Something else lies there, which is named and left alone; or what the kernel answers when the socket is made.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        match std::fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
+        run_dir::clear(path, SocketType::STREAM).map_err(io::Error::other)?;
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
         Ok(Self { listener, path: path.to_owned() })
@@ -72,16 +81,16 @@ impl ControlServer {
     /// Answers requests until dropped.
     pub async fn serve<S: SnapshotSource>(self, source: S) {
         let mut connections = JoinSet::new();
-        let mut silent = Silent::default();
+        let mut open = Open::default();
         loop {
             while connections.try_join_next().is_some() {}
-            let has_room = silent.make_room(connections.len());
+            let has_room = open.make_room(connections.len());
             tokio::select! {
                 accepted = self.listener.accept(), if has_room => match accepted {
                     Ok((stream, _)) => {
-                        let has_asked = Arc::new(AtomicBool::new(false));
-                        let serving = serve_connection(stream, source.clone(), Arc::clone(&has_asked));
-                        silent.push(connections.spawn(serving), has_asked);
+                        let progress = Arc::new(Progress::new());
+                        let serving = serve_connection(stream, source.clone(), Arc::clone(&progress));
+                        open.push(connections.spawn(serving), progress);
                         // Its turn to read: who asks at once is never the oldest that has not.
                         tokio::task::yield_now().await;
                     }
@@ -91,41 +100,115 @@ impl ControlServer {
                     }
                 },
                 Some(_) = connections.join_next() => {}
+                () = tokio::time::sleep(LOOK_INTERVAL), if !has_room => {}
             }
         }
     }
 }
 
-/// Connections that had not asked when last looked at, the oldest first.
-#[derive(Default)]
-struct Silent {
-    connections: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
+/// How far a connection has come.
+struct Progress {
+    connected: Instant,
+    has_asked: AtomicBool,
+    /// Since when the client takes nothing of its answer, while it does not.
+    stuck_since: Mutex<Option<Instant>>,
 }
 
-impl Silent {
-    fn push(&mut self, connection: AbortHandle, has_asked: Arc<AtomicBool>) {
-        self.connections.push_back((connection, has_asked));
+impl Progress {
+    fn new() -> Self {
+        Self { connected: Instant::now(), has_asked: AtomicBool::new(false), stuck_since: Mutex::new(None) }
     }
 
-    /// Whether there is room for one more connection beside `open` ones. If there is none, the oldest that has not
-    /// asked is closed, which makes room as soon as it has ended.
+    fn note(&self, is_stuck: bool) {
+        let mut since = self.stuck_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = if is_stuck { since.or_else(|| Some(Instant::now())) } else { None };
+    }
+
+    fn stuck_since(&self) -> Option<Instant> {
+        *self.stuck_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection that notes whether its client reads.
+struct Noted {
+    stream: UnixStream,
+    progress: Arc<Progress>,
+}
+
+impl AsyncRead for Noted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Noted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.progress.note(written.is_pending());
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// Connections that were open when last looked at, the oldest first.
+#[derive(Default)]
+struct Open {
+    connections: VecDeque<(AbortHandle, Arc<Progress>)>,
+}
+
+impl Open {
+    fn push(&mut self, connection: AbortHandle, progress: Arc<Progress>) {
+        self.connections.push_back((connection, progress));
+    }
+
+    /// Whether there is room for one more connection beside `open` ones. If there is none, one that holds its place for
+    /// nothing is closed, which makes room as soon as it has ended.
     fn make_room(&mut self, open: usize) -> bool {
-        self.connections.retain(|(connection, has_asked)| {
-            !connection.is_finished() && !has_asked.load(Ordering::Relaxed)
-        });
+        self.connections.retain(|(connection, _)| !connection.is_finished());
         if open < CONNECTIONS_MAX {
             return true;
         }
-        if let Some((oldest, _)) = self.connections.pop_front() {
-            oldest.abort();
+        let idle = self.stuck_longest().or_else(|| self.silent_longest());
+        if let Some((connection, _)) = idle.and_then(|at| self.connections.remove(at)) {
+            connection.abort();
         }
         false
     }
+
+    /// The oldest that has not asked. One that has come just now is still about to, unless others come behind it.
+    fn silent_longest(&self) -> Option<usize> {
+        let is_silent = |progress: &Progress| !progress.has_asked.load(Ordering::Relaxed);
+        let mut silent = self.connections.iter().enumerate().filter(|(_, (_, progress))| is_silent(progress));
+        let (at, (_, progress)) = silent.next()?;
+        (silent.next().is_some() || progress.connected.elapsed() >= STUCK_MIN).then_some(at)
+    }
+
+    fn stuck_longest(&self) -> Option<usize> {
+        let stuck = self.connections.iter().enumerate();
+        let stuck = stuck.filter_map(|(at, (_, progress))| Some((progress.stuck_since()?, at)));
+        stuck.filter(|(since, _)| since.elapsed() >= STUCK_MIN).min().map(|(_, at)| at)
+    }
 }
 
-async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, has_asked: Arc<AtomicBool>) {
+async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, progress: Arc<Progress>) {
+    let noted = Noted { stream, progress: Arc::clone(&progress) };
     let service = service_fn(move |request: Request<Incoming>| {
-        has_asked.store(true, Ordering::Relaxed);
+        progress.has_asked.store(true, Ordering::Relaxed);
         let source = source.clone();
         async move { Ok::<_, Infallible>(routes::answer(request.method(), request.uri().path(), &source).await) }
     });
@@ -133,7 +216,7 @@ async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, has_
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(noted), service);
     // A client that left or sent nonsense is no concern of the daemon's.
     match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Err(e)) => tracing::debug!(error = %e, "control connection failed"),
@@ -145,7 +228,9 @@ async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, has_
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::unix::fs::MetadataExt;
 
+    use super::super::plan::PlanReport;
     use super::super::snapshot::{ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem};
     use super::*;
     use crate::attach::run_dir::CONTROL_SOCKET;
@@ -166,12 +251,26 @@ mod tests {
                 listen: "127.0.0.1:7070".into(),
                 memory: MemoryReport::default(),
                 links: Vec::new(),
+                shards_missing: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }
 
         async fn channels(&self) -> Result<ChannelsReport, Problem> {
             Err(Problem::new(Exit::Failed, "shard 0 ended"))
+        }
+
+        async fn plan(&self) -> Result<PlanReport, Problem> {
+            Ok(PlanReport {
+                schema_version: SCHEMA_VERSION,
+                nodes: Vec::new(),
+                exchanges: Vec::new(),
+                // More than a socket holds.
+                included: vec!["a".repeat(512 << 10)],
+                missing: Vec::new(),
+                missing_unnamed: 0,
+                predecessors_left_out: 0,
+            })
         }
     }
 
@@ -258,6 +357,67 @@ mod tests {
             };
             assert!(!is_open(&silent[0]) && is_open(silent.last().unwrap()));
         });
+    }
+
+    #[test]
+    fn whoever_asks_is_answered_beside_any_number_who_do_not_read_their_answers() {
+        with_server(|run_dir| {
+            let ask = || {
+                let mut stream =
+                    std::os::unix::net::UnixStream::connect(run_dir.join(CONTROL_SOCKET)).unwrap();
+                stream.write_all(b"GET /v1/plan HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                stream
+            };
+            let deaf: Vec<_> = (0..2 * CONNECTIONS_MAX).map(|_| ask()).collect();
+            // The client gives up long before all of those would be closed for their age.
+            client::get::<StatusReport>(run_dir, "/v1/status").unwrap();
+            // Who reads gets all of its answer beside them.
+            let plan: PlanReport = client::get(run_dir, "/v1/plan").unwrap();
+            assert_eq!(plan.included[0].len(), 512 << 10);
+            drop(deaf);
+        });
+    }
+
+    #[tokio::test]
+    async fn only_a_socket_that_nobody_listens_on_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (dir.path().join(CONTROL_SOCKET), dir.path().join("elsewhere"));
+        std::fs::write(&elsewhere, "precious").unwrap();
+        let refused = |word: &str| {
+            let before = std::fs::symlink_metadata(&path).unwrap();
+            let text = ControlServer::bind(&path).map(drop).unwrap_err().to_string();
+            let words = [word, &path.display().to_string(), "--run-dir"];
+            assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+            let after = std::fs::symlink_metadata(&path).expect("it still lies there");
+            assert_eq!((before.ino(), before.mode()), (after.ino(), after.mode()));
+        };
+        std::fs::write(&path, "precious").unwrap();
+        refused("is a regular file");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        refused("is a directory");
+        std::fs::remove_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        refused("is a symbolic link");
+        std::fs::remove_file(&path).unwrap();
+        // One that leads nowhere is no stale socket either.
+        std::os::unix::fs::symlink(dir.path().join("nowhere"), &path).unwrap();
+        refused("is a symbolic link");
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        refused("is a pipe or device");
+        std::fs::remove_file(&path).unwrap();
+        let live = ControlServer::bind(&path).unwrap();
+        refused("another live process listens");
+        // And the one that listens is still the one that is found.
+        let asking = UnixStream::connect(&path).await.unwrap();
+        live.listener.accept().await.unwrap();
+        drop((asking, live));
+        // Its file stays, and is stale now.
+        assert!(path.exists());
+        ControlServer::bind(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "precious");
     }
 
     #[test]

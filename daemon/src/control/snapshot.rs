@@ -4,13 +4,30 @@
 //! field is no new version. Units are in the names. There is no NaN: what is not known is `null` or left out.
 
 use std::future::Future;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::plan::PlanReport;
 use crate::exit::Problem;
 
 /// Version of the answers' form.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// How long a shard may take to answer. A healthy one needs a few milliseconds.
+pub const SHARD_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The beginning of a sentence on what these shards have, none of which answered: it ends in "its" or "their". `None`
+/// if there are none.
+pub(crate) fn unanswered(missing: &[u16]) -> Option<String> {
+    let numbers: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let (shards, whose) = match missing {
+        [] => return None,
+        [_] => ("shard", "its"),
+        _ => ("shards", "their"),
+    };
+    Some(format!("{shards} {} did not answer within {SHARD_ANSWER_TIMEOUT:?}: {whose}", numbers.join(", ")))
+}
 
 /// What the control socket asks. Each question is answered within [`super::server::ANSWER_TIMEOUT`], or the asker is
 /// told that the daemon is busy.
@@ -20,6 +37,9 @@ pub trait SnapshotSource: Clone + Send + Sync + 'static {
 
     /// State of every channel of this node, both ends.
     fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;
+
+    /// The job graph of what is attached to this node and those that it is linked with.
+    fn plan(&self) -> impl Future<Output = Result<PlanReport, Problem>> + Send;
 }
 
 /// Answer to `GET /v1/status`.
@@ -44,6 +64,9 @@ pub struct StatusReport {
     /// One entry per data link, sorted by peer and shards.
     #[serde(default)]
     pub links: Vec<LinkRow>,
+    /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their links are missing above.
+    #[serde(default)]
+    pub shards_missing: Vec<u16>,
 }
 
 /// One data link, over all its connections.
@@ -179,6 +202,9 @@ pub struct ChannelsReport {
     pub node: String,
     /// One row per channel end on this node, sorted by exchange, side, producer and consumer.
     pub channels: Vec<ChannelRow>,
+    /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their channels are missing above.
+    #[serde(default)]
+    pub shards_missing: Vec<u16>,
 }
 
 /// Which end of a channel a row is about.

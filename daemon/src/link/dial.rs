@@ -3,11 +3,14 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
 
 use super::options::{self, LinkOptions, OptionError};
+use crate::attach::descriptors;
 
 /// The longest wait before the next try.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -18,6 +21,27 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 /// How long one address may take to answer. Short, for the kernel sends a first packet again only after 1 and 3 seconds: a
 /// new try finds a network that is back sooner than an old one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Most control links, and most data links, that are being dialled at a time, from the resolver to the end of the
+/// handshake. Each holds a descriptor, for seconds when nobody answers: however many peers cannot be reached, clients keep
+/// theirs.
+pub const DIALS_MAX: usize = 32;
+
+/// Places for those who dial. Data links have their own: one that is lost has only its grace to come back.
+#[derive(Clone, Debug)]
+pub struct Dials {
+    /// [`DIALS_MAX`] for control links.
+    pub control: Arc<Semaphore>,
+    /// [`DIALS_MAX`] for data links.
+    pub data: Arc<Semaphore>,
+}
+
+impl Default for Dials {
+    fn default() -> Self {
+        let places = || Arc::new(Semaphore::new(DIALS_MAX));
+        Self { control: places(), data: places() }
+    }
+}
 
 /// The wait between tries: drawn evenly between 0 and a ceiling that doubles (full jitter), so that two nodes that
 /// lost each other do not dial in step.
@@ -95,7 +119,8 @@ impl std::error::Error for DialError {
 /// Connects to `address` (`host:port`), which is resolved anew each time, and sets the options of a link.
 ///
 /// # Errors
-/// When the name has no address, when none of them answers within a second, or when the kernel refuses an option.
+/// When the name has no address, when none of them answers within a second, when the daemon has hardly a descriptor left,
+/// or when the kernel refuses an option.
 pub async fn dial(address: &str, link: &LinkOptions) -> Result<TcpStream, DialError> {
     let resolve = |source| DialError::Resolve { address: address.to_owned(), source };
     let candidates = tokio::net::lookup_host(address).await.map_err(resolve)?;
@@ -108,6 +133,10 @@ pub async fn dial(address: &str, link: &LinkOptions) -> Result<TcpStream, DialEr
                 continue;
             }
         };
+        if let Some(scarce) = descriptors::scarce_for_dials(&socket) {
+            last = io::Error::other(scarce.to_string());
+            break;
+        }
         // Before it connects: a lost first packet is to be sent again as soon as any other.
         options::apply(&socket, link).map_err(DialError::Options)?;
         match tokio::time::timeout(CONNECT_TIMEOUT, socket.connect(candidate)).await {

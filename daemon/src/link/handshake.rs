@@ -20,8 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
+use rustix::net::{RecvFlags, recv};
 use sha2::Sha256;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use weir_flow::exchange::Name;
 use weir_flow::failure::{Failure, FailureCode};
@@ -40,9 +41,6 @@ pub const HANDSHAKE_BYTES_MAX: usize = 4096;
 /// have begun to use it.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
 
-/// How long to wait for the rest of a header that came in pieces.
-const VERDICT_WAIT: Duration = Duration::from_millis(1);
-
 /// How long a refused peer is given to read the reason before the connection is closed.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -55,6 +53,11 @@ pub struct Identity {
     pub epoch: u64,
     /// Segment size, in bytes.
     pub segment_bytes: u32,
+    /// The largest record, in bytes (`record.bytes_max`).
+    pub record_bytes_max: u32,
+    /// How long this node waits for another connection of a data link that was lost. Told in whole milliseconds, rounded
+    /// up, of which there may be 49 days.
+    pub grace: Duration,
     /// Number of shards.
     pub shards: u16,
     /// TCP port that the node listens on.
@@ -124,6 +127,8 @@ pub struct Peer {
     pub epoch: u64,
     /// TCP port that it listens on.
     pub listen_port: u16,
+    /// How long it waits for another connection of a data link that was lost.
+    pub grace: Duration,
     /// What the link is for, as this end sees it.
     pub purpose: Purpose,
 }
@@ -160,6 +165,13 @@ pub enum HandshakeError {
     },
     /// The peer has another segment size.
     SegmentBytes {
+        /// The peer's, in bytes.
+        found: u32,
+        /// Ours, in bytes.
+        needed: u32,
+    },
+    /// The peer has another bound on records: what one lets through kills channels at the other.
+    RecordBytesMax {
         /// The peer's, in bytes.
         found: u32,
         /// Ours, in bytes.
@@ -208,6 +220,9 @@ impl fmt::Display for HandshakeError {
             Self::SegmentBytes { found, needed } => {
                 write!(f, "memory.segment_bytes of the peer is {found}; needed: {needed}, equal on all nodes")
             }
+            Self::RecordBytesMax { found, needed } => {
+                write!(f, "record.bytes_max of the peer is {found}; needed: {needed}, equal on all nodes")
+            }
             Self::Shard { found, shards } => {
                 write!(f, "shard {found} asked for; needed: below {shards}")
             }
@@ -251,7 +266,8 @@ impl HandshakeError {
             | Self::Key
             | Self::Name { .. }
             | Self::OwnName { .. }
-            | Self::SegmentBytes { .. } => FailureCode::Mismatch,
+            | Self::SegmentBytes { .. }
+            | Self::RecordBytesMax { .. } => FailureCode::Mismatch,
             Self::Shard { .. } => FailureCode::IndexOutOfRange,
         };
         Some(Failure::new(code, self.to_string()))
@@ -296,21 +312,38 @@ pub async fn dial(
 /// Whether the acceptor goes on with the link: it knows that only once the dialler has proven itself. Its first frame
 /// is a Goodbye, or else the first one of the link, which is left to the socket's next owner.
 async fn hear_verdict(stream: &mut TcpStream) -> Result<(), HandshakeError> {
-    let mut head = [0_u8; HEADER_BYTES];
-    loop {
-        match stream.peek(&mut head).await.map_err(broken)? {
-            0 => return Err(HandshakeError::Closed),
-            HEADER_BYTES => break,
-            // The rest of the header is under way.
-            _ => tokio::time::sleep(VERDICT_WAIT).await,
-        }
-    }
+    let head = peek_header(stream).await.map_err(broken)?;
     if !matches!(Header::decode(&head, 0), Ok(Header { frame_type: FrameType::Goodbye, .. })) {
         return Ok(());
     }
     match read_message(stream, &mut 0).await? {
         Message::Goodbye { failure } => Err(HandshakeError::LinkOver(failure)),
         other => Err(unexpected(&other, "Goodbye")),
+    }
+}
+
+/// The next header, which is left in the socket.
+async fn peek_header(stream: &TcpStream) -> io::Result<[u8; HEADER_BYTES]> {
+    loop {
+        // Asked first: all that comes before the end is there then.
+        let is_last = stream.ready(Interest::READABLE).await?.is_read_closed();
+        match stream.try_io(Interest::READABLE, || try_peek_header(stream)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && is_last => {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+    }
+}
+
+/// Of a part of a header it says that there is nothing: then only more of it, or its end, wakes who waits.
+fn try_peek_header(stream: &TcpStream) -> io::Result<[u8; HEADER_BYTES]> {
+    let mut head = [0_u8; HEADER_BYTES];
+    match recv(stream, &mut head[..], RecvFlags::PEEK)? {
+        (HEADER_BYTES, _) => Ok(head),
+        (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
@@ -326,6 +359,10 @@ pub async fn accept(stream: TcpStream, identity: &Identity) -> Result<(TcpStream
             other => return Err(unexpected(&other, "Hello")),
         };
         check_peer(identity, &hello, Role::Dialler)?;
+        // Nothing else vouches for these bytes: the code that follows is not made over them.
+        if hello.mac != [0; 32] {
+            return Err(HandshakeError::Inconsistent { field: "code of the first Hello" });
+        }
         let purpose = Purpose::of(&hello).mirrored();
         purpose.check()?;
         if purpose.local_shard >= identity.shards {
@@ -398,14 +435,21 @@ fn own_hello(identity: &Identity, role: Role, purpose: Purpose) -> Result<Hello,
         local_shard: purpose.local_shard,
         peer_shard: purpose.peer_shard,
         segment_bytes: identity.segment_bytes,
+        record_bytes_max: identity.record_bytes_max,
         epoch: identity.epoch,
         listen_port: identity.listen_port,
         link: purpose.link,
         resumes: purpose.resumes,
+        grace_ms: milliseconds(identity.grace),
         nonce,
         mac: [0; 32],
         node: identity.node.clone(),
     })
+}
+
+/// Rounded up, so that a grace does not become none.
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// What must hold for the peer at either end.
@@ -420,6 +464,12 @@ fn check_peer(identity: &Identity, peer: &Hello, role: Role) -> Result<(), Hands
         return Err(HandshakeError::SegmentBytes {
             found: peer.segment_bytes,
             needed: identity.segment_bytes,
+        });
+    }
+    if peer.record_bytes_max != identity.record_bytes_max {
+        return Err(HandshakeError::RecordBytesMax {
+            found: peer.record_bytes_max,
+            needed: identity.record_bytes_max,
         });
     }
     Ok(())
@@ -449,7 +499,8 @@ fn verify(
 }
 
 fn peer(hello: Hello, purpose: Purpose) -> Peer {
-    Peer { node: hello.node, epoch: hello.epoch, listen_port: hello.listen_port, purpose }
+    let Hello { node, epoch, listen_port, grace_ms, .. } = hello;
+    Peer { node, epoch, listen_port, grace: Duration::from_millis(grace_ms.into()), purpose }
 }
 
 fn unexpected(found: &Message, needed: &'static str) -> HandshakeError {

@@ -6,12 +6,13 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
@@ -210,19 +211,28 @@ pub struct PeerAddress {
     pub address: String,
 }
 
-/// Keeps a control link to `peer` up: dials whenever `wanted` is true and no link that it dialled lives. What comes of
-/// it is wrapped by `wrap` and sent to `events`. Ends when `wanted` is closed.
+/// Keeps a control link to `peer` up: dials whenever `wanted` is true and no link that it dialled lives, with one of the
+/// `places` of all who dial. What comes of it is wrapped by `wrap` and sent to `events`. Ends when `wanted` is closed.
 pub async fn keep<E>(
     peer: PeerAddress,
     identity: Identity,
     options: LinkOptions,
+    places: Arc<Semaphore>,
     mut wanted: watch::Receiver<bool>,
     events: mpsc::Sender<E>,
     wrap: impl Fn(Dialled) -> E,
 ) {
     let mut backoff = Backoff::default();
     while wanted.wait_for(|wanted| *wanted).await.is_ok() {
-        match try_once(&peer, &identity, &options, Purpose::CONTROL).await {
+        // Nobody closes it.
+        let place = places.acquire().await;
+        // The peer may have dialled meanwhile.
+        if !*wanted.borrow() {
+            continue;
+        }
+        let outcome = try_once(&peer, &identity, &options, Purpose::CONTROL).await;
+        drop(place);
+        match outcome {
             Ok((stream, found)) => {
                 let (held, ended) = oneshot::channel();
                 let up = Instant::now();

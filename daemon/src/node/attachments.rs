@@ -4,6 +4,9 @@
 //! when the shard has let go of the last ring's memory: the kernel may still be sending from it. That memory's budget
 //! is free when the client has let go of it as well ([`super::holds`]).
 
+mod room;
+mod tasks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
@@ -14,24 +17,23 @@ use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::pool::budget::ReservationId;
 use weir_ipc::attach::ATTACH_VERSION;
 use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
-use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, EVENT_BYTES_MAX, TASKS_MAX};
+use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, EVENT_BYTES_MAX};
 use weir_ipc::session::{SessionEndpoint, SessionFds};
 use weir_ipc::task_cell::TaskCellReader;
 
+use self::tasks::Tasks;
 use super::holds::Holds;
+use super::making::MakingId;
 use super::{Node, NodeEvent};
 use crate::attach::descriptors;
 use crate::attach::listener::{Connected, Credentials};
 use crate::attach::region_watch::RegionWatch;
-use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent};
+use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent, code_of, last_word};
 use crate::memory::Backing;
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
 
 /// Longest name that a process may give itself, in bytes; a longer one is cut.
 const PROCESS_NAME_BYTES_MAX: usize = 64;
-
-/// What clients are told when the daemon ends.
-const STOPPING: &str = "the daemon is stopping";
 
 /// Every client, those included that are detached and whose memory is not free yet.
 #[derive(Default)]
@@ -52,8 +54,7 @@ pub(super) struct Attachment {
     pub(super) shard: Option<u16>,
     /// To its session; none once it is detached.
     answers: Option<mpsc::Sender<Answer>>,
-    /// Names of its tasks, by cell.
-    tasks: Vec<Name>,
+    tasks: Tasks,
     /// Kept for reading the times of its tasks.
     cells: Option<TaskCellReader>,
     rings: BTreeMap<u32, RingState>,
@@ -84,6 +85,8 @@ impl Place {
 /// A partition or gate that a client has, or waits for.
 pub(super) struct RingState {
     pub(super) place: Place,
+    /// The request that asked for it.
+    request: u64,
     /// Whether its place is free: every consumer has acknowledged the end, or it failed.
     pub(super) has_ended: bool,
     /// Whether neither the client nor the node has closed it.
@@ -91,8 +94,10 @@ pub(super) struct RingState {
     /// Whether the client knows that it is closed. Until then its index is not given to another: the client may still
     /// close it by that index.
     is_let_go: bool,
-    /// Its memory; none while a gate waits for its first producer, and when its shard has let go of it.
+    /// Its memory; none while a gate waits for its first producer, while it is made, and when its shard has let go of it.
     pub(super) memory: Option<RingMemory>,
+    /// What is made for it.
+    pub(super) making: Option<MakingId>,
 }
 
 impl RingState {
@@ -124,17 +129,30 @@ impl Attachments {
         self.by_id.iter().filter(|(_, client)| client.answers.is_some()).map(|(id, client)| (*id, client))
     }
 
+    /// Every client that has said Hello and is not detached.
+    pub(super) fn attached(&self) -> impl Iterator<Item = &Attachment> {
+        self.live().map(|(_, client)| client).filter(|client| client.shard.is_some())
+    }
+
     /// Who holds this place, and which ring that is.
     pub(super) fn holder(&self, place: &Place) -> Option<(&Attachment, RingKey)> {
         let key = *self.by_place.get(place)?;
         Some((self.by_id.get(&key.attachment)?, key))
     }
 
-    /// Adds an open ring, which takes its place. A gate is added again when its memory is made.
-    pub(super) fn insert_ring(&mut self, key: RingKey, place: Place, memory: Option<RingMemory>) {
+    /// Adds an open ring, which takes its place and has no memory yet.
+    pub(super) fn insert_ring(&mut self, key: RingKey, request: u64, place: Place, making: Option<MakingId>) {
         if let Some(client) = self.by_id.get_mut(&key.attachment) {
             self.by_place.insert(place.clone(), key);
-            let state = RingState { place, has_ended: false, is_open: true, is_let_go: false, memory };
+            let state = RingState {
+                place,
+                request,
+                has_ended: false,
+                is_open: true,
+                is_let_go: false,
+                memory: None,
+                making,
+            };
             client.rings.insert(key.ring, state);
         }
     }
@@ -152,7 +170,8 @@ impl Attachments {
     /// The exchanges in which a process has memory, for people: the first by name, and how many more.
     pub(super) fn exchanges(&self, process: &str) -> String {
         let clients = self.by_id.values().filter(|client| client.describe() == process);
-        let rings = clients.flat_map(|client| client.rings.values()).filter(|ring| ring.memory.is_some());
+        let rings = clients.flat_map(|client| client.rings.values());
+        let rings = rings.filter(|ring| ring.memory.is_some() || ring.making.is_some());
         let names: BTreeSet<&Name> = rings.map(|ring| ring.place.exchange()).collect();
         match names.first() {
             None => String::new(),
@@ -188,6 +207,11 @@ impl Attachment {
         }
     }
 
+    /// Its process, if that is one of the daemon's pid namespace.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.credentials.pid
+    }
+
     /// The least ring index that is not in use.
     fn free_ring(&self) -> Option<u32> {
         let in_use = self.rings.keys().copied();
@@ -196,8 +220,9 @@ impl Attachment {
         free.filter(|ring| *ring < ATTACHMENT_RINGS_MAX)
     }
 
-    pub(super) fn has_task(&self, task: u32) -> bool {
-        usize::try_from(task).is_ok_and(|task| task < self.tasks.len())
+    /// The name of the task with this cell, if there is one.
+    pub(super) fn task_name(&self, task: u32) -> Option<&Name> {
+        self.tasks.name(task)
     }
 }
 
@@ -206,19 +231,19 @@ impl Attachment {
 enum Detach<'a> {
     /// The client is gone.
     Gone,
-    /// The client did this.
-    Fault(&'a str),
+    /// The client did this, or wants what cannot be.
+    Fault(&'a Failure),
     /// The daemon ends.
     Stopping,
 }
 
 impl<'a> Detach<'a> {
     /// What the client is told.
-    fn last_word(self) -> Option<&'a str> {
+    fn last_word(self) -> Option<Failure> {
         match self {
             Self::Gone => None,
-            Self::Fault(text) => Some(text),
-            Self::Stopping => Some(STOPPING),
+            Self::Fault(failure) => Some(failure.clone()),
+            Self::Stopping => Some(Node::stopping()),
         }
     }
 
@@ -240,8 +265,8 @@ pub(super) type Outcome = Result<(ResponseBody, Vec<OwnedFd>), Refusal>;
 pub(super) enum Refusal {
     /// The client is told, and may go on.
     Refused(Failure),
-    /// No honest client asks for this: it is detached.
-    Fault(String),
+    /// No honest client of this release asks for this: it is detached.
+    Fault(Failure),
     /// The answer comes later.
     Later,
 }
@@ -260,25 +285,17 @@ impl Node {
         self.attachments.next += 1;
         let events = self.events.clone();
         let credentials = client.credentials;
-        let most = self.options.attachments_max;
-        let text = if self.drain.is_some() {
-            Some(STOPPING.to_owned())
-        } else if self.attachments.live().count() >= usize::try_from(most).unwrap_or(usize::MAX) {
-            Some(format!("{most} clients are attached; needed: fewer, or a larger limits.attachments_max"))
-        } else {
-            None
-        };
-        if let Some(text) = text {
+        if self.drain.is_some() {
             // The session ends when it has said so.
-            let _ =
-                answers.try_send(Answer::plain(Response { id: 0, body: ResponseBody::Detached { text } }));
+            let _ = answers.try_send(Answer::plain(last_word(&Self::stopping())));
         } else {
+            self.make_room_for_silent();
             let client = Attachment {
                 credentials,
                 process_name: String::new(),
                 shard: None,
                 answers: Some(answers),
-                tasks: Vec::new(),
+                tasks: Tasks::default(),
                 cells: None,
                 rings: BTreeMap::new(),
             };
@@ -304,7 +321,7 @@ impl Node {
             SessionEvent::Request(Request { id: request, body }) => match self.grant(id, request, body) {
                 Ok((body, descriptors)) => self.answer(id, request, body, descriptors),
                 Err(Refusal::Refused(failure)) => self.answer_refused(id, request, &failure),
-                Err(Refusal::Fault(text)) => self.handle_attachment_fault(id, &text),
+                Err(Refusal::Fault(failure)) => self.distrust(id, &failure),
                 Err(Refusal::Later) => {}
             },
         }
@@ -315,12 +332,21 @@ impl Node {
             return Err(Refusal::Later);
         };
         if client.shard.is_none() && !session::is_hello(&body) {
-            return Err(Refusal::Fault("first message is not Hello; needed: Hello".to_owned()));
+            let text = "first message is not Hello; needed: Hello";
+            return Err(Refusal::Fault(Failure::new(FailureCode::ClientFault, text)));
         }
         match body {
             RequestBody::Hello { version, process_name } => self.grant_hello(id, version, process_name),
-            RequestBody::CreateTask { name } => client.grant_task(&name),
-            RequestBody::CreatePartition(wanted) => self.grant_partition(id, &wanted),
+            RequestBody::CreateTask { name } => {
+                let cell = client.tasks.add(&name, request)?;
+                Ok((ResponseBody::Task { cell }, Vec::new()))
+            }
+            RequestBody::CloseTask { task } => {
+                client.tasks.end(task)?;
+                Ok((ResponseBody::Closed, Vec::new()))
+            }
+            RequestBody::Withdraw { request, ends_made } => self.grant_withdrawal(id, request, ends_made),
+            RequestBody::CreatePartition(wanted) => self.grant_partition(id, request, &wanted),
             RequestBody::CreateGate(wanted) => self.grant_gate(id, request, &wanted),
             RequestBody::ClosePartition { ring } => self.grant_close(id, ring, true),
             RequestBody::CloseGate { ring } => self.grant_close(id, ring, false),
@@ -329,16 +355,22 @@ impl Node {
 
     fn grant_hello(&mut self, id: AttachmentId, version: u32, mut process_name: String) -> Outcome {
         if version != ATTACH_VERSION {
-            return Err(Refusal::Fault(format!(
+            let text = format!(
                 "attach version is {version}; needed: {ATTACH_VERSION}; use the weir-client of the daemon's release"
-            )));
+            );
+            return Err(Refusal::Fault(Failure::new(FailureCode::Mismatch, text)));
         }
         let Some(client) = self.attachments.by_id.get_mut(&id) else {
             return Err(Refusal::Later);
         };
         if client.shard.is_some() {
-            return Err(Refusal::Fault("Hello came twice; needed: once".to_owned()));
+            let text = "Hello came twice; needed: once";
+            return Err(Refusal::Fault(Failure::new(FailureCode::ClientFault, text)));
         }
+        self.check_room().map_err(Refusal::Fault)?;
+        let Some(client) = self.attachments.by_id.get_mut(&id) else {
+            return Err(Refusal::Later);
+        };
         let made = SessionEndpoint::create().and_then(|session| Ok((session, TaskCellReader::create()?)));
         let ((session, SessionFds { page, doorbell, wakeup }), (cells, task_page)) =
             made.map_err(|error| {
@@ -371,10 +403,9 @@ impl Node {
     /// Closes a partition or gate for its client. Its memory is free when its shard says so.
     fn grant_close(&mut self, id: AttachmentId, ring: u32, is_partition: bool) -> Outcome {
         let key = RingKey { attachment: id, ring };
-        // A gate whose memory is not made yet has no index that the client knows.
-        let is_waiting = |state: &RingState| state.is_open && state.memory.is_none();
+        // One whose memory is not made yet has no index that the client knows.
         let found = self.attachments.ring_mut(key).filter(|state| {
-            !state.is_let_go && !is_waiting(state) && is_partition == state.place.is_partition()
+            !state.is_let_go && !state.is_waiting() && is_partition == state.place.is_partition()
         });
         let Some(state) = found else {
             let what = if is_partition { "partition" } else { "gate" };
@@ -393,7 +424,7 @@ impl Node {
         let (who, shard) = (client.describe(), client.shard);
         let Some(state) = client.rings.get_mut(&key.ring).filter(|state| state.is_open) else { return };
         state.is_open = false;
-        let has_memory = state.memory.is_some();
+        let (has_memory, making) = (state.memory.is_some(), state.making.take());
         let failure = failure.or_else(|| {
             let is_early = state.place.is_partition() && !state.has_ended;
             let text = || format!("{who} closed its partition before its end");
@@ -401,9 +432,12 @@ impl Node {
         });
         self.leave_place(key);
         if !has_memory {
-            // A gate whose request is not answered: no shard and no client knows of it.
+            // One whose request is not answered: no shard and no client knows of it.
             if let Some(client) = self.attachments.by_id.get_mut(&key.attachment) {
                 client.rings.remove(&key.ring);
+            }
+            if let Some(making) = making {
+                self.take_back(making);
             }
         } else if let Some(shard) = shard {
             self.mail(shard, ToShard::CloseRing { key, failure });
@@ -427,12 +461,16 @@ impl Node {
     fn detach(&mut self, id: AttachmentId, why: Detach<'_>, text: &str) {
         let Some(client) = self.attachments.by_id.get_mut(&id) else { return };
         let Some(answers) = client.answers.take() else { return };
-        if let Some(text) = why.last_word() {
-            let body = ResponseBody::Detached { text: text.to_owned() };
+        if let Some(failure) = why.last_word() {
             // A client that reads nothing is not told either.
-            let _ = answers.try_send(Answer::plain(Response { id: 0, body }));
+            let _ = answers.try_send(Answer::plain(last_word(&failure)));
         }
-        tracing::info!(client = client.describe(), text, "detached");
+        if client.shard.is_some() {
+            tracing::info!(client = client.describe(), text, "detached");
+        } else {
+            // Those that never were attached can be any number a second.
+            tracing::debug!(client = client.describe(), text, "disconnected");
+        }
         let rings: Vec<(u32, FailureCode)> = client
             .rings
             .iter_mut()
@@ -457,9 +495,13 @@ impl Node {
 
     /// A client did what no honest one does.
     pub(super) fn handle_attachment_fault(&mut self, id: AttachmentId, text: &str) {
+        self.distrust(id, &Failure::new(FailureCode::ClientFault, text));
+    }
+
+    fn distrust(&mut self, id: AttachmentId, failure: &Failure) {
         let Some(client) = self.attachments.get(id) else { return };
-        let others = format!("{} was detached: {text}", client.describe());
-        self.detach(id, Detach::Fault(text), &others);
+        let others = format!("{} was detached: {}", client.describe(), failure.text);
+        self.detach(id, Detach::Fault(failure), &others);
     }
 
     /// A shard has let go of a ring: its memory is free, unless its client keeps it.
@@ -491,8 +533,12 @@ impl Node {
         };
         match client.free_ring() {
             Some(ring) => Ok(RingKey { attachment: id, ring }),
-            None => Err(Refusal::Fault(format!(
-                "rings are {ATTACHMENT_RINGS_MAX} and one more is asked for; needed: at most {ATTACHMENT_RINGS_MAX}"
+            None => Err(Refusal::Refused(Failure::new(
+                FailureCode::OverBudget,
+                format!(
+                    "partitions and gates of this process are {ATTACHMENT_RINGS_MAX}; needed: at most \
+                     {ATTACHMENT_RINGS_MAX} at a time"
+                ),
             ))),
         }
     }
@@ -516,10 +562,7 @@ impl Node {
     }
 
     pub(super) fn answer_refused(&mut self, id: AttachmentId, request: u64, failure: &Failure) {
-        let body = ResponseBody::Refused {
-            code: failure.code.as_str().replace(' ', "_"),
-            text: failure.text.clone(),
-        };
+        let body = ResponseBody::Refused { code: code_of(failure), text: failure.text.clone() };
         self.answer(id, request, body, Vec::new());
     }
 
@@ -527,26 +570,7 @@ impl Node {
     pub(super) fn detach_all(&mut self) {
         let ids: Vec<AttachmentId> = self.attachments.live().map(|(id, _)| id).collect();
         for id in ids {
-            self.detach(id, Detach::Stopping, STOPPING);
+            self.detach(id, Detach::Stopping, &Self::stopping().text);
         }
-    }
-}
-
-impl Attachment {
-    fn grant_task(&mut self, name: &str) -> Outcome {
-        let name: Name = name
-            .parse()
-            .map_err(|error| Failure::new(FailureCode::Protocol, format!("task name {error}")))?;
-        let cell = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
-        if cell >= TASKS_MAX {
-            return Err(Refusal::Refused(Failure::new(
-                FailureCode::OverBudget,
-                format!(
-                    "tasks of this process are {TASKS_MAX}; needed: at most {TASKS_MAX} in its life, each used again"
-                ),
-            )));
-        }
-        self.tasks.push(name);
-        Ok((ResponseBody::Task { cell }, Vec::new()))
     }
 }

@@ -12,21 +12,36 @@
 //! old one is still believed in (its other end lost it first) waits until the shard has let go of the old one.
 //!
 //! A link is closed for good, and never goes on, when its peer was started anew, when its dialler has a newer one on
-//! the same route, and when either shard gave it up. Why is remembered for a while, for a dialler that asks to go on.
+//! the same route, and when either shard gave it up. Why is remembered for a while, for a dialler that asks to go on. A
+//! dialler whose shard gave a link up that still had its socket says so on another one: its peer cannot ask.
 //! A link that takes the place of another is held until the shard has closed the old one, for both have the same key.
+//!
+//! | part | what it decides |
+//! |---|---|
+//! | this | which links there are, who waits for one, and who gets which |
+//! | [`link`] | the states of one link |
+//! | [`dialling`] | links that this node dials: when, how often, and what comes of it |
+//! | [`accepting`] | links that peers dial: new ones, and further sockets |
+//! | [`ending`] | links that lose their socket, and links that are over |
+//! | [`over`] | why links are over that peers may ask for |
+
+mod accepting;
+mod dialling;
+mod ending;
+mod link;
+mod over;
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use weir_flow::exchange::Name;
 use weir_flow::ids::ProducerLife;
 
+use self::link::{Draws, Link, State, Successor};
+use self::over::Over;
 use crate::link::dial::Backoff;
 use crate::shard::mailbox::{LinkKey, RingKey};
-
-/// Links of peers that are over and whose reason is remembered.
-const OVER_MAX: usize = 256;
 
 /// A pair of shards, one of them here.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +63,17 @@ impl Route {
             local_shard: self.local_shard,
             peer_shard: self.peer_shard,
             dialled,
+        }
+    }
+
+    /// For a link of `own` node to itself: the accepted end of what this route dials.
+    #[must_use]
+    pub(super) fn far_end(&self, own: &Name) -> LinkKey {
+        LinkKey {
+            peer: own.clone(),
+            local_shard: self.peer_shard,
+            peer_shard: self.local_shard,
+            dialled: false,
         }
     }
 
@@ -76,6 +102,21 @@ pub(crate) struct SocketName {
     pub(super) resumes: u32,
 }
 
+/// A socket of a link whose handshake is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival<S> {
+    /// The socket.
+    pub(super) socket: S,
+    /// What it is.
+    pub(super) name: SocketName,
+    /// The life of the peer.
+    pub(super) epoch: u64,
+    /// For how long the peer keeps a link that is lost.
+    pub(super) peer_grace: Duration,
+    /// When it came, since the node started.
+    pub(super) at: Duration,
+}
+
 /// What is to be done next, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step<S> {
@@ -102,6 +143,8 @@ pub(super) enum Step<S> {
         key: LinkKey,
         /// Its first socket.
         socket: S,
+        /// For how long the peer keeps it when it is lost.
+        peer_grace: Duration,
     },
     /// Have the shard let go of the socket of this link, which is to have another.
     Suspend {
@@ -119,6 +162,15 @@ pub(super) enum Step<S> {
     Close {
         /// Its key.
         key: LinkKey,
+        /// Why.
+        reason: String,
+    },
+    /// Tell the peer, on a socket of its own, that a link which this node dialled is over. Nothing follows.
+    Tell {
+        /// Which shards it joined.
+        route: Route,
+        /// What the socket is to be.
+        socket: SocketName,
         /// Why.
         reason: String,
     },
@@ -140,93 +192,24 @@ pub(super) struct Refusal<S> {
     pub(super) reason: String,
 }
 
-/// A link that a shard has.
-#[derive(Debug)]
-struct Link {
-    id: u64,
-    /// The life of the peer.
-    epoch: u64,
-    /// Number of its latest socket, or of the one that is being dialled.
-    resumes: u32,
-    /// Since when it has the socket that it has.
-    since: Duration,
-    backoff: Backoff,
-}
-
-impl Link {
-    fn socket(&self) -> SocketName {
-        SocketName { link: self.id, resumes: self.resumes }
-    }
-}
-
-#[derive(Debug)]
-struct Successor<S> {
-    link: Link,
-    socket: S,
-}
-
-#[derive(Debug)]
-enum State<S> {
-    /// This node is dialling it, or will soon.
-    Dialling { socket: SocketName, backoff: Backoff },
-    /// A shard has it, with a socket.
-    Up(Link),
-    /// A shard has it, without a socket. If this node dialled it, it is being dialled, or will be soon.
-    Lost(Link),
-    /// A shard is letting go of its socket, and will get this one then.
-    Replacing { link: Link, socket: S },
-    /// A shard is closing it for good; `successor` takes its place then.
-    Closing { successor: Option<Successor<S>> },
-}
-
-impl<S> State<S> {
-    /// The link, while its shard keeps it.
-    fn link(&self) -> Option<&Link> {
-        match self {
-            Self::Up(link) | Self::Lost(link) | Self::Replacing { link, .. } => Some(link),
-            Self::Dialling { .. } | Self::Closing { .. } => None,
-        }
-    }
-}
-
-/// A source of numbers for ids and waits. It gives every number once before it gives one again, so ids of one node's
-/// life differ.
-#[derive(Debug)]
-struct Draws(u64);
-
-impl Draws {
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn new_link(&mut self) -> SocketName {
-        let link = match self.next() {
-            0 => self.next(),
-            link => link,
-        };
-        SocketName { link, resumes: 0 }
-    }
-}
-
 /// The table of data links.
 #[derive(Debug)]
 pub(super) struct DataLinks<S> {
     links: BTreeMap<LinkKey, State<S>>,
     waiters: BTreeMap<Route, BTreeSet<Waiter>>,
-    /// Links that peers dialled and that are over, the latest last.
-    over: VecDeque<(Name, u64, String)>,
+    over: Over,
     draws: Draws,
 }
 
 impl<S> DataLinks<S> {
     /// An empty table. `seed` decides ids and waits.
     pub(super) fn new(seed: u64) -> Self {
-        Self { links: BTreeMap::new(), waiters: BTreeMap::new(), over: VecDeque::new(), draws: Draws(seed) }
+        Self {
+            links: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            over: Over::default(),
+            draws: Draws::new(seed),
+        }
     }
 
     /// A gate wants a channel over this route.
@@ -237,252 +220,6 @@ impl<S> DataLinks<S> {
         }
         self.waiters.entry(route.clone()).or_default().insert(waiter);
         self.dial(route, steps);
-    }
-
-    /// Whether a socket that was dialled is still wanted.
-    #[must_use]
-    pub(super) fn is_dialling(&self, route: &Route, socket: SocketName) -> bool {
-        match self.links.get(&route.key(true)) {
-            Some(State::Dialling { socket: wanted, .. }) => *wanted == socket,
-            Some(State::Lost(link)) => link.socket() == socket,
-            _ => false,
-        }
-    }
-
-    /// A link that this node dialled has come up, or has another socket. `epoch` is the peer's life. Gives the socket
-    /// back if it is wanted no more.
-    pub(super) fn handle_dialled(
-        &mut self,
-        route: &Route,
-        name: SocketName,
-        socket: S,
-        (epoch, now): (u64, Duration),
-        steps: &mut Vec<Step<S>>,
-    ) -> Option<S> {
-        self.handle_epoch(&route.peer, epoch, steps);
-        if !self.is_dialling(route, name) {
-            return Some(socket);
-        }
-        let key = route.key(true);
-        match self.links.remove(&key) {
-            Some(State::Dialling { backoff, .. }) => {
-                let link = Link { id: name.link, epoch, resumes: 0, since: now, backoff };
-                self.add(key, Successor { link, socket }, steps);
-            }
-            Some(State::Lost(link)) => self.resume(key, Link { since: now, ..link }, socket, steps),
-            // Ruled out by the check above.
-            _ => return Some(socket),
-        }
-        None
-    }
-
-    /// Dialling has failed. It is tried again, if anybody still wants it.
-    pub(super) fn handle_dial_failed(&mut self, route: Route, socket: SocketName, steps: &mut Vec<Step<S>>) {
-        if !self.is_wanted(&route, socket) {
-            return;
-        }
-        let next = match self.links.get_mut(&route.key(true)) {
-            Some(State::Dialling { socket, backoff }) => {
-                // What has become of the first try at the peer is not known: a second one must not look like it.
-                *socket = self.draws.new_link();
-                Some((*socket, backoff.next_wait(self.draws.next())))
-            }
-            Some(State::Lost(link)) => {
-                link.resumes = link.resumes.saturating_add(1);
-                Some((link.socket(), link.backoff.next_wait(self.draws.next())))
-            }
-            _ => None,
-        };
-        if let Some((socket, wait)) = next {
-            steps.push(Step::DialLater { route, socket, wait });
-        }
-    }
-
-    /// The time of a [`Step::DialLater`] is over.
-    pub(super) fn handle_dial_due(&mut self, route: Route, socket: SocketName, steps: &mut Vec<Step<S>>) {
-        if self.is_wanted(&route, socket) {
-            steps.push(Step::Dial { route, socket });
-        }
-    }
-
-    /// The peer says that the link which this node wants to go on with is over.
-    pub(super) fn handle_refused(
-        &mut self,
-        route: Route,
-        socket: SocketName,
-        reason: String,
-        steps: &mut Vec<Step<S>>,
-    ) {
-        let key = route.key(true);
-        match self.links.get_mut(&key) {
-            Some(state @ State::Lost(_)) if state.link().is_some_and(|link| link.socket() == socket) => {
-                *state = State::Closing { successor: None };
-                steps.push(Step::Close { key, reason });
-            }
-            _ => self.handle_dial_failed(route, socket, steps),
-        }
-    }
-
-    /// A peer has dialled: a new link, or another socket for one.
-    ///
-    /// # Errors
-    /// The peer wants to go on with a link that is over.
-    pub(super) fn handle_accepted(
-        &mut self,
-        key: LinkKey,
-        name: SocketName,
-        socket: S,
-        (epoch, now): (u64, Duration),
-        steps: &mut Vec<Step<S>>,
-    ) -> Result<(), Refusal<S>> {
-        self.handle_epoch(&key.peer, epoch, steps);
-        let mut links = self.links.iter().filter(|(of, _)| of.peer == key.peer);
-        if links.any(|(_, state)| state.link().is_some_and(|link| link.epoch > epoch)) {
-            let reason = "a later node of this name is linked; needed: a name for each".to_owned();
-            return Err(Refusal { socket, reason });
-        }
-        if name.resumes > 0 {
-            return self.accept_next(key, name, socket, now, steps);
-        }
-        let link = Link { id: name.link, epoch, resumes: 0, since: now, backoff: Backoff::default() };
-        let new = Successor { link, socket };
-        match self.links.get_mut(&key) {
-            Some(State::Closing { successor }) => *successor = Some(new),
-            Some(State::Up(_) | State::Lost(_) | State::Replacing { .. }) => {
-                self.close(key, "its dialler has replaced it by a newer link".to_owned(), Some(new), steps);
-            }
-            None | Some(State::Dialling { .. }) => self.add(key, new, steps),
-        }
-        Ok(())
-    }
-
-    /// A peer has dialled another socket for one of its links.
-    fn accept_next(
-        &mut self,
-        key: LinkKey,
-        name: SocketName,
-        socket: S,
-        now: Duration,
-        steps: &mut Vec<Step<S>>,
-    ) -> Result<(), Refusal<S>> {
-        match self.links.remove(&key) {
-            Some(state) if state.link().is_some_and(|link| link.id == name.link) => {
-                self.replace(key, state, name.resumes, (socket, now), steps);
-                Ok(())
-            }
-            other => {
-                // A link that waits for its place has not even used its first socket. Its dialler hears of the loss of
-                // this one, and comes again.
-                let is_next = matches!(&other, Some(State::Closing { successor: Some(next) })
-                    if next.link.id == name.link);
-                if let Some(state) = other {
-                    self.links.insert(key.clone(), state);
-                }
-                if is_next {
-                    return Ok(());
-                }
-                let reason = self.reason_of(&key.peer, name.link);
-                Err(Refusal { socket, reason })
-            }
-        }
-    }
-
-    /// Another socket for the link in this state. An older one than the link has came late, and nobody holds its other
-    /// end any more.
-    fn replace(
-        &mut self,
-        key: LinkKey,
-        state: State<S>,
-        resumes: u32,
-        (socket, now): (S, Duration),
-        steps: &mut Vec<Step<S>>,
-    ) {
-        match state {
-            State::Up(link) if resumes > link.resumes => {
-                steps.push(Step::Suspend { key: key.clone() });
-                let link = Link { resumes, since: now, ..link };
-                self.links.insert(key, State::Replacing { link, socket });
-            }
-            State::Replacing { link, .. } if resumes > link.resumes => {
-                let link = Link { resumes, since: now, ..link };
-                self.links.insert(key, State::Replacing { link, socket });
-            }
-            State::Lost(link) if resumes > link.resumes => {
-                self.resume(key, Link { resumes, since: now, ..link }, socket, steps);
-            }
-            other => {
-                self.links.insert(key, other);
-            }
-        }
-    }
-
-    /// A shard says that a link has lost its socket, and keeps the link.
-    pub(super) fn handle_lost(&mut self, key: &LinkKey, now: Duration, steps: &mut Vec<Step<S>>) {
-        match self.links.remove(key) {
-            Some(State::Up(link)) if key.dialled => {
-                let link = self.dial_again(Route::of(key), link, now, steps);
-                self.links.insert(key.clone(), State::Lost(link));
-            }
-            Some(State::Up(link)) => {
-                self.links.insert(key.clone(), State::Lost(link));
-            }
-            Some(State::Replacing { link, socket }) => self.resume(key.clone(), link, socket, steps),
-            Some(other) => {
-                self.links.insert(key.clone(), other);
-            }
-            None => {}
-        }
-    }
-
-    /// Dials a link again whose socket is gone: at once, unless that socket lived too short a time. A path that breaks
-    /// each link as soon as it is up must not keep two nodes busy.
-    fn dial_again(&mut self, route: Route, mut link: Link, now: Duration, steps: &mut Vec<Step<S>>) -> Link {
-        link.resumes = link.resumes.saturating_add(1);
-        let socket = link.socket();
-        if now.saturating_sub(link.since) >= link.backoff.ceiling() {
-            link.backoff.reset();
-            steps.push(Step::Dial { route, socket });
-        } else {
-            let wait = link.backoff.next_wait(self.draws.next());
-            steps.push(Step::DialLater { route, socket, wait });
-        }
-        link
-    }
-
-    /// A shard says that a link is over.
-    pub(super) fn handle_closed(&mut self, key: &LinkKey, reason: &str, steps: &mut Vec<Step<S>>) {
-        match self.links.remove(key) {
-            Some(State::Closing { successor: Some(next) }) => {
-                self.add(key.clone(), next, steps);
-                return;
-            }
-            Some(state) => {
-                if let Some(link) = state.link() {
-                    self.remember(key, link.id, reason);
-                }
-            }
-            None => {}
-        }
-        let route = Route::of(key);
-        if self.waiters.contains_key(&route) {
-            self.dial(route, steps);
-        }
-    }
-
-    /// The peer's life is now known to be this one: links to an earlier life lead nowhere.
-    pub(super) fn handle_epoch(&mut self, peer: &Name, epoch: u64, steps: &mut Vec<Step<S>>) {
-        let mut old = Vec::new();
-        for (key, state) in self.links.iter_mut().filter(|(key, _)| key.peer == *peer) {
-            if state.link().is_some_and(|link| link.epoch < epoch) {
-                old.push(key.clone());
-            }
-            if let State::Closing { successor } = state {
-                successor.take_if(|next| next.link.epoch < epoch);
-            }
-        }
-        for key in old {
-            self.close(key, format!("node {peer} was started anew"), None, steps);
-        }
     }
 
     /// A gate is gone: it waits no more.
@@ -516,24 +253,26 @@ impl<S> DataLinks<S> {
         self.links.iter().filter(|(key, state)| key.peer == *peer && is_up(state)).count()
     }
 
+    /// How many links a shard has, or is closing, to peers for whom `counts` holds.
+    #[must_use]
+    pub(super) fn count_of_shard(&self, local_shard: u16, counts: impl Fn(&Name) -> bool) -> usize {
+        let of_shard = |(key, state): &(&LinkKey, &State<S>)| {
+            key.local_shard == local_shard && !matches!(state, State::Dialling { .. }) && counts(&key.peer)
+        };
+        self.links.iter().filter(of_shard).count()
+    }
+
+    /// Whether there is a link of this key, in whatever state.
+    #[must_use]
+    pub(super) fn has(&self, key: &LinkKey) -> bool {
+        self.links.contains_key(key)
+    }
+
     fn usable(&self, route: &Route) -> Option<LinkKey> {
         [true, false]
             .into_iter()
             .map(|dialled| route.key(dialled))
             .find(|key| matches!(self.links.get(key), Some(State::Up(_))))
-    }
-
-    /// Whether this socket is to be dialled still. A new link for which nobody waits is forgotten.
-    fn is_wanted(&mut self, route: &Route, socket: SocketName) -> bool {
-        if !self.is_dialling(route, socket) {
-            return false;
-        }
-        let key = route.key(true);
-        if matches!(self.links.get(&key), Some(State::Dialling { .. })) && !self.waiters.contains_key(route) {
-            self.links.remove(&key);
-            return false;
-        }
-        true
     }
 
     fn dial(&mut self, route: Route, steps: &mut Vec<Step<S>>) {
@@ -545,12 +284,15 @@ impl<S> DataLinks<S> {
         }
     }
 
+    /// A shard gets a link.
     fn add(&mut self, key: LinkKey, new: Successor<S>, steps: &mut Vec<Step<S>>) {
-        self.links.insert(key.clone(), State::Up(new.link));
-        steps.push(Step::Add { key: key.clone(), socket: new.socket });
+        let Successor { link, socket, peer_grace } = new;
+        self.links.insert(key.clone(), State::Up(link));
+        steps.push(Step::Add { key: key.clone(), socket, peer_grace });
         self.connect_waiters(key, steps);
     }
 
+    /// A link that had lost its socket gets another one.
     fn resume(&mut self, key: LinkKey, link: Link, socket: S, steps: &mut Vec<Step<S>>) {
         self.links.insert(key.clone(), State::Up(link));
         steps.push(Step::Resume { key: key.clone(), socket });
@@ -561,40 +303,6 @@ impl<S> DataLinks<S> {
         for waiter in self.waiters.remove(&Route::of(&key)).unwrap_or_default() {
             steps.push(Step::Connect { waiter, key: key.clone() });
         }
-    }
-
-    /// Has a shard close a link that it has.
-    fn close(
-        &mut self,
-        key: LinkKey,
-        reason: String,
-        successor: Option<Successor<S>>,
-        steps: &mut Vec<Step<S>>,
-    ) {
-        let old = self.links.insert(key.clone(), State::Closing { successor });
-        if let Some(link) = old.as_ref().and_then(State::link) {
-            self.remember(&key, link.id, &reason);
-        }
-        steps.push(Step::Close { key, reason });
-    }
-
-    /// Remembers why a link is over, if the peer may ask.
-    fn remember(&mut self, key: &LinkKey, id: u64, reason: &str) {
-        if key.dialled {
-            return;
-        }
-        if self.over.len() >= OVER_MAX {
-            self.over.pop_front();
-        }
-        self.over.push_back((key.peer.clone(), id, reason.to_owned()));
-    }
-
-    fn reason_of(&self, peer: &Name, id: u64) -> String {
-        let known = self.over.iter().rev().find(|(of, over, _)| of == peer && *over == id);
-        known.map_or_else(
-            || "the link is not known any more".to_owned(),
-            |(_, _, reason)| format!("the link is over: {reason}"),
-        )
     }
 }
 

@@ -93,11 +93,12 @@ impl Node {
             },
             regions: RegionReport { mode: self.options.hugepages, hugepages, ordinary },
             kept: self.attachments.holds.kept(),
-            peers: self.peers.reports(|peer| self.links.count(peer)),
-            attachments: self.attachments.live().count(),
+            peers: self.peers.reports(self.started.elapsed(), |peer| self.links.count(peer)),
+            attachments: self.attachments.attached().count(),
             attachments_max: self.options.attachments_max,
             shards: self.identity.shards,
             is_draining: self.drain.is_some(),
+            vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
         };
         let shards = self.shards.clone();

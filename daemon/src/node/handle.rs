@@ -4,6 +4,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::NodeEvent;
 use super::report::NodeReport;
+use crate::control::plan::PlanReport;
 use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
 use crate::exit::{Exit, Problem};
 
@@ -39,5 +40,12 @@ impl SnapshotSource for NodeHandle {
 
     async fn channels(&self) -> Result<ChannelsReport, Problem> {
         Ok(self.report().await?.channels())
+    }
+
+    async fn plan(&self) -> Result<PlanReport, Problem> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Problem::new(Exit::Failed, "the daemon is stopping");
+        self.events.send(NodeEvent::Plan { reply }).await.map_err(|_| gone())?;
+        Ok(answer.await.map_err(|_| gone())?.report())
     }
 }

@@ -7,12 +7,19 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use weir_flow::pool::budget::ReservationId;
 
-use super::attachments::RingMemory;
+use super::attachments::{Attachment, RingMemory};
 use super::{Node, NodeEvent};
 use crate::attach::region_watch::{Gone, RegionWatch, RegionWatches};
 use crate::memory::Backing;
+use crate::shard::mailbox::AttachmentId;
+
+/// How the budget's name of a holder ends whose right to what it has is over.
+const OVER: &str = ", for what has ended";
 
 /// Every region that somebody has.
 #[derive(Default)]
@@ -27,8 +34,10 @@ struct Hold {
     reservation: ReservationId,
     backing: Backing,
     bytes: u64,
-    /// Who was given it.
+    /// Who was given it. It may have passed it on.
     holder: String,
+    /// Its process, if that is one of this pid namespace.
+    pid: Option<u32>,
     /// Whether its shard has let go of it, and its holder should have.
     is_over: bool,
 }
@@ -39,7 +48,7 @@ impl Holds {
         self.regions.values().filter(|hold| hold.is_over).map(|hold| hold.backing)
     }
 
-    /// Who has how many bytes that are over for them, the most first.
+    /// Who has how many bytes that are over for those who were given them, the most first.
     pub(super) fn kept(&self) -> Vec<(String, u64)> {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for hold in self.regions.values().filter(|hold| hold.is_over) {
@@ -48,7 +57,22 @@ impl Holds {
         let mut kept: Vec<(String, u64)> =
             sums.into_iter().map(|(holder, bytes)| (holder.to_owned(), bytes)).collect();
         kept.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        kept
+        kept.into_iter().map(|(holder, bytes)| (self.keeper(&holder), bytes)).collect()
+    }
+
+    /// Who has what was given to this holder and is over for it. The kernel tells that somebody has it and not who: the
+    /// holder's process, one that it forked, or one that it gave a descriptor to.
+    fn keeper(&self, holder: &str) -> String {
+        let mut over = self.regions.values().filter(|hold| hold.is_over && hold.holder == holder);
+        if over.next().and_then(|hold| hold.pid).is_some_and(has_exited) {
+            return format!("one that {holder}, which has exited, passed it to");
+        }
+        format!("{holder} or one that it passed it to")
+    }
+
+    /// A holder that the budget names, as people are told of it. None: it has a right to what it has.
+    pub(super) fn describe_over(&self, holder: &str) -> Option<String> {
+        holder.strip_suffix(OVER).map(|holder| format!("{}{OVER}", self.keeper(holder)))
     }
 
     /// Forgets what nobody has any more; what it was charged as.
@@ -89,17 +113,21 @@ impl Node {
     /// Notes that a client is given a region.
     pub(super) fn hold(
         &mut self,
+        id: AttachmentId,
         region: Option<&OwnedFd>,
         reservation: ReservationId,
         backing: Backing,
         bytes: u64,
         holder: String,
     ) -> RingMemory {
+        let pid = self.attachments.get(id).and_then(Attachment::pid);
         let holds = &mut self.attachments.holds;
         let added = holds.watches.as_ref().zip(region).map(|(watches, region)| watches.add(region.as_fd()));
         let watch = match added {
             Some(Ok(watch)) => {
-                holds.regions.insert(watch, Hold { reservation, backing, bytes, holder, is_over: false });
+                holds
+                    .regions
+                    .insert(watch, Hold { reservation, backing, bytes, holder, pid, is_over: false });
                 Some(watch)
             }
             Some(Err(error)) => {
@@ -124,7 +152,7 @@ impl Node {
         hold.is_over = true;
         // Just released, so it fits.
         let bytes = self.budget.release(hold.reservation);
-        match self.budget.reserve(format!("{}, for what has ended", hold.holder), bytes) {
+        match self.budget.reserve(format!("{}{OVER}", hold.holder), bytes) {
             Ok(reservation) => hold.reservation = reservation,
             Err(error) => tracing::error!(%error, "a reservation was lost"),
         }
@@ -135,5 +163,38 @@ impl Node {
         for reservation in self.attachments.holds.take_gone() {
             self.budget.release(reservation);
         }
+    }
+}
+
+/// Whether this process has ended, reaped or not. One that has its number by now makes it look alive.
+fn has_exited(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut fds = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+        }
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_exited_when_it_has_ended_and_when_it_was_reaped() {
+        assert!(!has_exited(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(!has_exited(child.id()));
+        child.kill().unwrap();
+        let began = std::time::Instant::now();
+        while !has_exited(child.id()) {
+            assert!(began.elapsed().as_secs() < 20, "a process that was killed does not end");
+        }
+        child.wait().unwrap();
+        assert!(has_exited(child.id()));
+        // What is no number of a process.
+        assert!(!has_exited(0) && !has_exited(u32::MAX));
     }
 }

@@ -1,21 +1,28 @@
 //! Peers: the control link to each, and what is known of those that cannot be reached.
 //!
 //! Two nodes that dial each other get two links; the one that the node with the lower name dialled stays, which both
-//! ends decide alike. A link of another life of the peer always wins over an older one: the peer that made the old
-//! one is gone. Each link begins with the whole catalog, so a link that is replaced loses nothing.
+//! ends decide alike. A link of a later life of the peer always wins over an older one: the peer that made the old
+//! one is gone. Epochs are compared only while the older link is there: without one, whoever comes is the node, also
+//! with its clock set back. Each link begins with the whole catalog, so a link that is replaced loses nothing.
+
+mod absent;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::net::TcpStream;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_flow::exchange::Name;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::wire::{CatalogEntry, LinkKind, Message};
 
+use self::absent::Absent;
 use super::report::PeerReport;
 use super::{Node, NodeEvent};
+use crate::control::plan::MissingNode;
 use crate::link::handshake::{Peer, say_goodbye};
 use crate::link::peer::{self, Dialled, LinkEnd, OUTBOX_MESSAGES, PeerAddress};
 
@@ -32,6 +39,7 @@ pub(crate) struct ControlId(u64);
 pub(super) struct Peers {
     by_name: BTreeMap<Name, PeerState>,
     by_link: BTreeMap<ControlId, Name>,
+    absent: Absent,
     next_link: u64,
 }
 
@@ -65,6 +73,15 @@ struct Candidate {
     dialled: bool,
     listens: Option<SocketAddr>,
     held: Option<oneshot::Sender<()>>,
+}
+
+/// A control link that did not take a message.
+#[derive(Debug, PartialEq, Eq)]
+struct Untold {
+    peer: Name,
+    link: ControlId,
+    /// It has ended, which the node is about to hear; else the peer takes too little.
+    has_ended: bool,
 }
 
 impl PeerState {
@@ -103,34 +120,73 @@ impl Peers {
         state.address.clone().or_else(|| Some(state.link.as_ref()?.listens?.to_string()))
     }
 
+    /// Whether the configuration names this peer, or it is linked.
+    pub(super) fn is_known(&self, peer: &Name) -> bool {
+        self.by_name.contains_key(peer)
+    }
+
     /// Whether a link of this peer would be one too many.
     fn is_full(&self, peer: &Name) -> bool {
-        !self.by_name.contains_key(peer)
+        !self.is_known(peer)
             && self.by_name.values().filter(|state| state.address.is_none()).count() >= STRANGE_PEERS_MAX
     }
 
-    /// Sends a message to a peer, or to all that are linked. Returns the links that take no more.
-    fn send(&self, peer: Option<&Name>, message: &Message) -> Vec<ControlId> {
+    /// Sends a message to a peer, or to all that are linked. Returns the links that did not take it.
+    fn send(&self, peer: Option<&Name>, message: &Message) -> Vec<Untold> {
         self.by_name
             .iter()
             .filter(|(name, _)| peer.is_none_or(|peer| peer == *name))
-            .filter_map(|(_, state)| state.link.as_ref())
-            .filter(|link| link.outbox.try_send(message.clone()).is_err())
-            .map(|link| link.id)
+            .filter_map(|(name, state)| {
+                let link = state.link.as_ref()?;
+                let has_ended = match link.outbox.try_send(message.clone()) {
+                    Ok(()) => return None,
+                    Err(TrySendError::Full(_)) => false,
+                    Err(TrySendError::Closed(_)) => true,
+                };
+                Some(Untold { peer: name.clone(), link: link.id, has_ended })
+            })
             .collect()
     }
 
-    pub(super) fn reports(&self, data_links: impl Fn(&Name) -> usize) -> Vec<PeerReport> {
-        self.by_name
-            .iter()
-            .map(|(name, state)| PeerReport {
-                name: name.to_string(),
-                address: state.address.clone(),
-                is_linked: state.link.is_some(),
-                data_links: data_links(name),
-                reason: state.reason.clone(),
-            })
-            .collect()
+    /// Every peer that is known or was linked, by name. `now` is the time since the node started.
+    pub(super) fn reports(&self, now: Duration, data_links: impl Fn(&Name) -> usize) -> Vec<PeerReport> {
+        let known = self.by_name.iter().map(|(name, state)| PeerReport {
+            name: name.to_string(),
+            address: state.address.clone(),
+            is_linked: state.link.is_some(),
+            data_links: data_links(name),
+            reason: state.reason.clone(),
+        });
+        let absent = self.absent.iter().map(|(name, reason, since)| PeerReport {
+            name: name.to_string(),
+            address: None,
+            is_linked: false,
+            data_links: data_links(name),
+            reason: Some(format!("not linked for {} s: {reason}", now.saturating_sub(since).as_secs())),
+        });
+        let mut reports: Vec<PeerReport> = known.chain(absent).collect();
+        reports.sort_by(|a, b| a.name.cmp(&b.name));
+        reports
+    }
+
+    /// The peers that are linked, and those that are not, as far as any are known, by name.
+    pub(super) fn linked_and_missing(&self) -> (Vec<&Name>, Vec<MissingNode>) {
+        let (linked, others): (Vec<_>, Vec<_>) =
+            self.by_name.iter().partition(|(_, state)| state.link.is_some());
+        let others = others.into_iter().map(|(name, state)| (name, state.reason.as_deref()));
+        let absent = self.absent.iter().map(|(name, reason, _)| (name, Some(reason)));
+        let missing = others.chain(absent).map(|(name, reason)| MissingNode {
+            node: name.to_string(),
+            reason: reason.unwrap_or("not linked yet").to_owned(),
+        });
+        let mut missing: Vec<MissingNode> = missing.collect();
+        missing.sort_by(|a, b| a.node.cmp(&b.node));
+        (linked.into_iter().map(|(name, _)| name).collect(), missing)
+    }
+
+    /// Peers that were linked, are not any more, and whose names are not kept.
+    pub(super) fn missing_unnamed(&self) -> u64 {
+        self.absent.dropped()
     }
 
     /// Says goodbye on every link and lets go of them.
@@ -159,8 +215,9 @@ impl Node {
             let (events, name) = (self.events.clone(), peer.node.clone());
             self.peers.by_name.insert(peer.node.clone(), state);
             let (identity, options) = (self.identity.clone(), self.options.link.clone());
+            let places = self.dials.control.clone();
             let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
-            self.tasks.spawn(peer::keep(peer, identity, options, is_wanted, events, wrap));
+            self.tasks.spawn(peer::keep(peer, identity, options, places, is_wanted, events, wrap));
         }
     }
 
@@ -186,7 +243,7 @@ impl Node {
     /// A peer has dialled.
     pub(super) fn handle_accepted(&mut self, stream: TcpStream, peer: Peer, from: SocketAddr) {
         match peer.purpose.kind {
-            LinkKind::Data => self.handle_data_accepted(stream, &peer),
+            LinkKind::Data => self.handle_data_accepted(stream, peer, from),
             LinkKind::Control => {
                 let listens = SocketAddr::new(from.ip(), peer.listen_port);
                 self.adopt(Candidate { stream, peer, dialled: false, listens: Some(listens), held: None });
@@ -214,17 +271,7 @@ impl Node {
             let old_claim = Claim { epoch: old.epoch, dialled: old.dialled };
             let new_claim = Claim { epoch: new.peer.epoch, dialled: new.dialled };
             if !replaces(&self.identity.node, &name, old_claim, new_claim) {
-                let failure = if new_claim.epoch < old_claim.epoch {
-                    let text = format!(
-                        "another node {name}, which was started later, is linked with {}; needed: a name of its own for each node",
-                        self.identity.node
-                    );
-                    tracing::warn!(peer = %name, "two daemons use this name; the one that was started later is linked");
-                    Failure::new(FailureCode::Mismatch, text)
-                } else {
-                    let text = format!("nodes {} and {name} are linked already", self.identity.node);
-                    Failure::new(FailureCode::LinkLost, text)
-                };
+                let failure = self.contested(&name, old_claim.epoch, new_claim.epoch);
                 self.refuse(new.stream, failure);
                 return;
             }
@@ -243,11 +290,15 @@ impl Node {
         let state = self.peers.by_name.entry(name.clone()).or_default();
         let epoch = new.peer.epoch;
         let Candidate { stream, dialled, listens, held, .. } = new;
+        self.peers.absent.remove(&name);
         state.link = Some(ControlLink { id, dialled, epoch, listens, outbox, _held: held });
         state.reason = None;
         state.set_wanted();
         self.peers.by_link.insert(id, name.clone());
-        self.links.handle_epoch(&name, epoch, &mut self.steps);
+        if let Some(later) = self.links.handle_life(&name, epoch, &mut self.steps) {
+            tracing::warn!(peer = %name, epoch, later, "a peer has data links of a later life than the one that is \
+                linked now: its clock was set back, or there are two nodes of this name");
+        }
         self.catalog.handle_peer_found(&name);
         let (events, heartbeat) = (self.events.clone(), self.options.heartbeat);
         self.tasks.spawn(async move {
@@ -255,6 +306,27 @@ impl Node {
             let end = peer::run(stream, heartbeat, due, &events, wrap).await;
             let _ = events.send(NodeEvent::ControlEnded { link: id, end }).await;
         });
+    }
+
+    /// Why a new link of this peer is not taken while the old one is there.
+    fn contested(&self, name: &Name, old_epoch: u64, new_epoch: u64) -> Failure {
+        let own = &self.identity.node;
+        if new_epoch >= old_epoch {
+            let text = format!("nodes {own} and {name} are linked already");
+            return Failure::new(FailureCode::LinkLost, text);
+        }
+        tracing::warn!(
+            peer = %name,
+            linked = old_epoch,
+            refused = new_epoch,
+            "two daemons use this name, and the one that was started later is linked; or a clock was set back"
+        );
+        let text = format!(
+            "another node {name}, which was started later, is linked with {own}; needed: a name of its own for each \
+             node; or, if there is one only, to wait until its earlier life counts as lost: its clock was set back \
+             (by it, the one that is linked was started at {old_epoch} ns since 1970, this one at {new_epoch} ns)"
+        );
+        Failure::new(FailureCode::Mismatch, text)
     }
 
     fn refuse(&mut self, stream: TcpStream, failure: Failure) {
@@ -277,8 +349,10 @@ impl Node {
             let _ = link.outbox.try_send(Message::Goodbye { failure });
         }
         state.set_wanted();
-        if state.address.is_none() {
-            self.peers.by_name.remove(&name);
+        if state.address.is_none()
+            && let Some(state) = self.peers.by_name.remove(&name)
+        {
+            self.peers.absent.add(name, state.reason.unwrap_or_default(), self.started.elapsed());
         }
     }
 
@@ -307,21 +381,30 @@ impl Node {
 
     /// A control link has ended.
     pub(super) fn handle_control_ended(&mut self, link: ControlId, end: &LinkEnd) {
-        let Some(name) = self.peers.by_link.get(&link) else {
+        let Some(name) = self.peers.by_link.get(&link).cloned() else {
             return;
         };
         tracing::warn!(peer = %name, %end, "the control link to a peer has ended");
-        if let Some(state) = self.peers.by_name.get_mut(name) {
+        if let Some(state) = self.peers.by_name.get_mut(&name) {
             state.reason = Some(end.to_string());
         }
         self.lose_link(link, None);
+        // A daemon that stops has let go of all its tasks: nobody is missed there.
+        if matches!(end, LinkEnd::Goodbye(failure) if failure.code == FailureCode::Stopping) {
+            self.peers.absent.remove(&name);
+        }
     }
 
     /// Tells a peer, or all, of partitions of this node. A link that takes no more is lost.
     pub(super) fn announce(&mut self, peer: Option<&Name>, entries: Vec<CatalogEntry>) {
         let message = Message::Catalog { entries };
-        for link in self.peers.send(peer, &message) {
-            tracing::warn!(?link, "a peer does not take what it is told");
+        for Untold { peer, link, has_ended } in self.peers.send(peer, &message) {
+            if has_ended {
+                // What ends it is on its way here, and the next link begins with everything.
+                tracing::info!(%peer, "a peer is told on its next control link: this one has ended");
+                continue;
+            }
+            tracing::warn!(%peer, "a peer does not take what it is told");
             let text = format!("{OUTBOX_MESSAGES} messages wait to be taken");
             self.lose_link(link, Some(Failure::new(FailureCode::LinkLost, text)));
         }
@@ -336,6 +419,32 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_has_ended_is_told_from_one_that_takes_no_more() {
+        let mut peers = Peers::default();
+        let mut outboxes = Vec::new();
+        for (number, name) in (0..).zip(["ended", "full", "well"]) {
+            let name: Name = name.parse().unwrap();
+            let (outbox, due) = mpsc::channel(if name.as_str() == "full" { 1 } else { 8 });
+            let id = ControlId(number);
+            let link = ControlLink { id, dialled: true, epoch: 1, listens: None, outbox, _held: None };
+            peers.by_name.insert(name, PeerState { link: Some(link), ..PeerState::default() });
+            outboxes.push(due);
+        }
+        peers.by_name.insert("away".parse().unwrap(), PeerState::default());
+        let message = Message::Catalog { entries: Vec::new() };
+        assert_eq!(peers.send(None, &message), []);
+        outboxes.remove(0);
+        let untold = |number, name: &str, has_ended| Untold {
+            peer: name.parse().unwrap(),
+            link: ControlId(number),
+            has_ended,
+        };
+        assert_eq!(peers.send(None, &message), [untold(0, "ended", true), untold(1, "full", false)]);
+        assert_eq!(peers.send(Some(&"well".parse().unwrap()), &message), []);
+        assert_eq!(peers.send(Some(&"ended".parse().unwrap()), &message), [untold(0, "ended", true)]);
+    }
 
     #[test]
     fn of_two_links_both_ends_keep_the_same_one() {

@@ -1,20 +1,21 @@
 //! What a node says about itself: gathered from the node and every shard, put into the form of the control socket.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use crate::control::snapshot::{
-    ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem,
+    self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
+    SHARD_ANSWER_TIMEOUT, StatusReport, Subsystem,
 };
 use crate::memory::{HugepageMode, cgroup, system};
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 
-/// How long a shard may take to answer. A healthy one needs a few milliseconds.
-pub(super) const SHARD_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// What helps a shard that does not answer.
+const SLOW_SHARD_FIX: &str = "give the daemon more CPU time, or set fewer shards";
 
 /// Keepers of memory that has ended that are named, of those with the most.
 const KEEPERS_NAMED: usize = 3;
@@ -57,6 +58,8 @@ pub(super) struct NodeFacts {
     pub(super) attachments_max: u32,
     pub(super) shards: u16,
     pub(super) is_draining: bool,
+    /// Sockets of the node that were removed.
+    pub(super) vanished: Vec<String>,
     /// The last stranger that was refused, if any.
     pub(super) refused: Option<String>,
 }
@@ -68,7 +71,7 @@ pub(crate) struct NodeReport {
     pub(super) shards: Vec<ShardSnapshot>,
 }
 
-/// Asks every shard at once. A shard that does not answer in time is missing.
+/// Asks every shard at once. A shard that does not answer in time is missing, which the numbers of the others show.
 pub(super) async fn ask_shards(shards: &[ShardSender]) -> Vec<ShardSnapshot> {
     let answers: Vec<oneshot::Receiver<ShardSnapshot>> = shards
         .iter()
@@ -99,7 +102,8 @@ impl NodeReport {
             subsystems.push(Subsystem::off("peers", "no peer is configured and none has dialled"));
         }
         let links = self.links();
-        subsystems.push(links_line(&links));
+        let missing = self.missing();
+        subsystems.push(links_line(&links, &missing));
         subsystems.push(memory_line(facts.regions));
         subsystems.push(budget_line(facts.memory, &facts.kept, memory_limit(facts.regions.mode)));
         subsystems.push(self.io_line());
@@ -118,7 +122,14 @@ impl NodeReport {
             memory: facts.memory,
             subsystems,
             links,
+            shards_missing: missing,
         }
+    }
+
+    /// Shards that did not answer.
+    fn missing(&self) -> Vec<u16> {
+        let answered = |number: &u16| self.shards.iter().any(|shard| shard.shard == *number);
+        (0..self.facts.shards).filter(|number| !answered(number)).collect()
     }
 
     /// The answer to `GET /v1/channels`.
@@ -131,7 +142,8 @@ impl NodeReport {
         channels.sort_by(|a, b| {
             (&a.exchange, a.side, a.producer, a.consumer).cmp(&(&b.exchange, b.side, b.producer, b.consumer))
         });
-        ChannelsReport { schema_version: SCHEMA_VERSION, node: self.facts.node.clone(), channels }
+        let (node, shards_missing) = (self.facts.node.clone(), self.missing());
+        ChannelsReport { schema_version: SCHEMA_VERSION, node, channels, shards_missing }
     }
 
     fn links(&self) -> Vec<LinkRow> {
@@ -168,7 +180,7 @@ impl NodeReport {
             return Subsystem::ok("shards", detail);
         }
         let reason = format!("{} of {wanted} answer within {SHARD_ANSWER_TIMEOUT:?}", self.shards.len());
-        Subsystem::degraded("shards", detail, reason, "give the daemon more CPU time, or set fewer shards")
+        Subsystem::degraded("shards", detail, reason, SLOW_SHARD_FIX)
     }
 }
 
@@ -180,6 +192,10 @@ fn node_line(facts: &NodeFacts) -> Subsystem {
             "draining: told to stop",
             "start the daemon again",
         );
+    }
+    if !facts.vanished.is_empty() {
+        let reason = format!("removed, so that nobody finds it there: {}", facts.vanished.join(", "));
+        return Subsystem::degraded("node", facts.node.clone(), reason, "restart the daemon");
     }
     Subsystem::ok("node", facts.node.clone())
 }
@@ -218,7 +234,7 @@ fn peer_fix(peer: &PeerReport, reason: &str) -> String {
     }
 }
 
-fn links_line(links: &[LinkRow]) -> Subsystem {
+fn links_line(links: &[LinkRow], missing: &[u16]) -> Subsystem {
     let resumes: u64 = links.iter().map(|link| link.resumes_total).sum();
     let detail = format!("{} data links, {resumes} lost connections replaced", links.len());
     let waiting: Vec<String> = links
@@ -226,15 +242,23 @@ fn links_line(links: &[LinkRow]) -> Subsystem {
         .filter(|link| link.state == LinkState::Suspended.as_str())
         .map(|link| format!("{} (shard {} to its {})", link.peer, link.shard, link.peer_shard))
         .collect();
-    if waiting.is_empty() {
-        return Subsystem::ok("links", detail);
+    let lost = (!waiting.is_empty()).then(|| {
+        format!("no connection now: {}; their channels wait for at most link.grace", waiting.join(", "))
+    });
+    if let Some(unanswered) = snapshot::unanswered(missing) {
+        let mut reason = format!("{unanswered} links are not counted");
+        lost.iter().for_each(|lost| reason.push_str(&format!("; {lost}")));
+        return Subsystem::degraded("links", format!("at least {detail}"), reason, SLOW_SHARD_FIX);
     }
-    Subsystem::degraded(
-        "links",
-        detail,
-        format!("no connection now: {}; their channels wait for at most link.grace", waiting.join(", ")),
-        "the network between the nodes; the log says how each was lost",
-    )
+    match lost {
+        None => Subsystem::ok("links", detail),
+        Some(lost) => Subsystem::degraded(
+            "links",
+            detail,
+            lost,
+            "the network between the nodes; the log says how each was lost",
+        ),
+    }
 }
 
 fn memory_line(regions: RegionReport) -> Subsystem {
@@ -368,6 +392,7 @@ mod tests {
             attachments_max: 1,
             shards: 2,
             is_draining: true,
+            vanished: Vec::new(),
             refused: None,
         };
         NodeReport { facts, shards: Vec::new() }
@@ -394,6 +419,7 @@ mod tests {
     fn a_link_without_a_connection_is_named_while_it_waits() {
         let [waits, stands] = [LinkState::Suspended, LinkState::Established].map(|state| {
             let mut report = report(Vec::new());
+            report.facts.shards = 1;
             report.shards.push(ShardSnapshot { links: vec![link(state)], ..empty_snapshot() });
             report.status()
         });
@@ -404,6 +430,30 @@ mod tests {
         let reason = line(&waits).reason.unwrap();
         assert!(reason.contains("b (shard 0 to its 1)") && reason.contains("link.grace"), "{reason}");
         assert_eq!((waits.links[0].resumes_total, waits.links[0].round_trip_min_seconds), (6, Some(8e-6)));
+    }
+
+    #[test]
+    fn what_a_shard_that_does_not_answer_has_is_not_counted_as_nothing() {
+        let mut report = report(Vec::new());
+        report.facts.shards = 3;
+        report.shards.push(ShardSnapshot {
+            shard: 1,
+            links: vec![link(LinkState::Suspended)],
+            ..empty_snapshot()
+        });
+        let status = report.status();
+        let line = status.subsystems.iter().find(|subsystem| subsystem.name == "links").unwrap();
+        assert_eq!(
+            (line.state, &*line.detail),
+            (Health::Degraded, "at least 1 data links, 6 lost connections replaced")
+        );
+        let reason = line.reason.clone().unwrap();
+        assert!(
+            reason.starts_with("shards 0, 2 did not answer within 2s: their links are not counted"),
+            "{reason}"
+        );
+        assert!(reason.contains("; no connection now: b (shard 1 to its 1)"), "{reason}");
+        assert_eq!((status.shards_missing, report.channels().shards_missing), (vec![0, 2], vec![0, 2]));
     }
 
     fn empty_snapshot() -> ShardSnapshot {

@@ -4,11 +4,15 @@
 //! waits for another one then, for as long as the core gives it. A link ends for good when the peer breaks the protocol
 //! or this shard cannot serve it, when the node says so, and when the core gives it up.
 //!
+//! A link that this shard ends while its socket works is a riddle to the other end, which finds the socket gone: the node is
+//! told, and can have the dialler say so.
+//!
 //! In all cases the ring lets go of the socket first. Its last completion has come before the core hears of the loss,
 //! and the core before the node, which may bring the next socket then.
 
 use std::mem;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use weir_flow::ids::{LinkId, Time};
 use weir_flow::shard::LinkSpec;
@@ -20,12 +24,23 @@ use crate::io::{Ring, SocketSlot};
 
 impl<R: Ring> ShardLoop<R> {
     /// A new link.
-    pub(super) fn add_link(&mut self, key: LinkKey, socket: OwnedFd, early: &[u8], now: Time) {
+    pub(super) fn add_link(
+        &mut self,
+        key: LinkKey,
+        socket: OwnedFd,
+        early: &[u8],
+        peer_grace: Duration,
+        now: Time,
+    ) {
         let slot = match self.ring.add_socket(socket) {
             Ok(slot) => slot,
-            Err(error) => return self.tell(ToNode::LinkClosed { key, reason: error.to_string() }),
+            Err(error) => {
+                let reason = error.to_string();
+                return self.tell(ToNode::LinkClosed { key, reason, is_unsaid: true });
+            }
         };
-        let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard };
+        let peer_grace_ns = u64::try_from(peer_grace.as_nanos()).unwrap_or(u64::MAX);
+        let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard, peer_grace_ns };
         let link = self.core.handle_link(spec, now);
         self.links.insert(link, key, slot);
         if let Err(error) = self.ring.receive(slot) {
@@ -79,7 +94,7 @@ impl<R: Ring> ShardLoop<R> {
     /// Starts to close a link for good, whatever carries it.
     pub(super) fn close_link(&mut self, id: LinkId, reason: String, now: Time) {
         if let Some(reason) = self.let_go(id, reason, true) {
-            self.end_link(id, reason, now);
+            self.end_link(id, reason, false, now);
         }
     }
 
@@ -105,7 +120,7 @@ impl<R: Ring> ShardLoop<R> {
     pub(super) fn forget_socket(&mut self, socket: SocketSlot, now: Time) {
         let Some((id, reason, is_last)) = self.links.take_closed(socket) else { return };
         if is_last {
-            self.end_link(id, reason, now);
+            self.end_link(id, reason, true, now);
         } else {
             self.lose_carrier(id, reason, now);
         }
@@ -145,16 +160,16 @@ impl<R: Ring> ShardLoop<R> {
         let mut lost = mem::take(&mut self.lists.lost);
         for id in lost.drain(..) {
             let reason = self.links.get(id).map(|link| link.lost_reason());
-            self.end_link(id, reason.unwrap_or_default(), now);
+            self.end_link(id, reason.unwrap_or_default(), false, now);
         }
         self.lists.lost = lost;
     }
 
     /// A link is over, and no operation of its sockets is left.
-    fn end_link(&mut self, id: LinkId, reason: String, now: Time) {
+    fn end_link(&mut self, id: LinkId, reason: String, is_unsaid: bool, now: Time) {
         let Some(link) = self.links.remove(id) else { return };
         self.core.handle_link_closed(id, &reason, now);
-        self.tell(ToNode::LinkClosed { key: link.key, reason });
+        self.tell(ToNode::LinkClosed { key: link.key, reason, is_unsaid });
     }
 
     /// Tells peers and clients that the daemon stops, as far as that needs no waiting.

@@ -10,6 +10,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -63,6 +64,8 @@ pub enum ToShard {
         socket: OwnedFd,
         /// Bytes that arrived behind the handshake.
         early: Vec<u8>,
+        /// For how long the peer keeps it when it is lost: of both ends the one that waits less decides.
+        peer_grace: Duration,
     },
     /// Let go of the socket of this link, which is to have another, and say [`ToNode::LinkLost`]. A link that has lost
     /// it already has said so.
@@ -164,6 +167,9 @@ pub enum ToNode {
         key: LinkKey,
         /// Why.
         reason: String,
+        /// Whether this shard has closed its socket of its own accord, so that the other end finds it lost and does not
+        /// know why.
+        is_unsaid: bool,
     },
     /// Nothing refers to the memory of this ring any more: it was unmapped, its budget is free.
     RingReleased {
@@ -189,8 +195,8 @@ pub enum ToNode {
         /// Why.
         failure: Failure,
     },
-    /// The link of a [`ToShard::ConnectProducer`] was gone before anything was said on it. The gate waits for this
-    /// producer as before.
+    /// The link of a [`ToShard::ConnectProducer`] was gone before anything was said on it, or the life of the producer
+    /// when it was asked for. The gate waits for this producer as before.
     NotConnected {
         /// The gate.
         key: RingKey,

@@ -36,7 +36,9 @@ impl<R: Ring> ShardLoop<R> {
 
     fn handle_mail(&mut self, message: ToShard, now: Time) {
         match message {
-            ToShard::AddLink { key, socket, early } => self.add_link(key, socket, &early, now),
+            ToShard::AddLink { key, socket, early, peer_grace } => {
+                self.add_link(key, socket, &early, peer_grace, now);
+            }
             ToShard::SuspendLink { key } => self.suspend_link(&key),
             ToShard::ResumeLink { key, socket } => self.resume_link(&key, socket, now),
             ToShard::CloseLink { key, reason } => {
@@ -66,7 +68,7 @@ impl<R: Ring> ShardLoop<R> {
                 self.lists.unfinished.push(key);
             }
             ToShard::AddGate { key, spec, endpoint, region } => {
-                let channels = spec.shape.channels();
+                let channels = spec.shape.channels(spec.consumer);
                 let id = self.core.handle_gate(spec, now);
                 self.rings.gates.0.insert(id, GateRing { key, channels, endpoint, region, is_open: true });
                 self.attachments.set_target(key, Target::Gate(id));

@@ -213,6 +213,11 @@ impl<R: Ring> ShardLoop<R> {
             Notice::ChannelFailed(channel, failure) => {
                 tracing::warn!(shard = self.options.shard, ?channel, %failure, "channel failed");
             }
+            Notice::ProducerNotFound { gate, producer } => {
+                if let Some(gate) = self.rings.gates.0.get(&gate) {
+                    self.tell(ToNode::NotConnected { key: gate.key, producer });
+                }
+            }
             Notice::ChannelRefused { link, failure } => {
                 tracing::warn!(shard = self.options.shard, %link, %failure, "channel refused");
             }

@@ -191,6 +191,7 @@ fn the_end_of_a_stream_without_a_grace_ends_the_link_and_its_channels() {
         consumer.take();
         producer.failure == Some(FailureCode::LinkLost) && consumer.failure == Some(FailureCode::LinkLost)
     });
+    assert_eq!((world.closed_links(), world.unsaid()), (2, 0), "each end knows by itself");
 }
 
 #[test]
@@ -205,6 +206,7 @@ fn garbage_from_the_peer_closes_the_link_for_good() {
     });
     assert!(world.now_ns() - began < 1_000_000_000, "it waited for another socket");
     assert_eq!((world.closed_links(), world.lost_links()), (1, [0, 0]));
+    assert_eq!(world.unsaid(), 1, "its peer finds a lost connection, and no reason");
 }
 
 #[test]

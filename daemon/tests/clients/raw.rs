@@ -109,7 +109,7 @@ pub(crate) fn hear_out(socket: &OwnedFd, patience: Duration) -> Option<Ended> {
     let deadline = Instant::now() + patience;
     loop {
         match hear(socket, deadline.saturating_duration_since(Instant::now()))? {
-            Ok((Response { body: ResponseBody::Detached { text }, .. }, _)) => {
+            Ok((Response { body: ResponseBody::Detached { text, .. }, .. }, _)) => {
                 return Some(Ended::Detached(text));
             }
             Ok(_) => {}
@@ -152,7 +152,7 @@ impl RawClient {
                 Ok((Response { id: found, body }, descriptors)) if found == id => {
                     return Ok((body, descriptors));
                 }
-                Ok((Response { body: ResponseBody::Detached { text }, .. }, _)) => {
+                Ok((Response { body: ResponseBody::Detached { text, .. }, .. }, _)) => {
                     return Err(Ended::Detached(text));
                 }
                 Ok(_) => {}

@@ -11,9 +11,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::limits::Limits;
 use weir_flow::wire::{
     CatalogEntry, Flags, FrameType, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel,
-    PROTOCOL_VERSION, PartitionState, Role, decode, encode, handshake_transcript,
+    PROTOCOL_VERSION, PartitionEntry, PartitionState, Role, decode, encode, handshake_transcript,
 };
 
 use crate::common::PATIENCE;
@@ -27,6 +28,8 @@ pub(crate) struct Persona {
     pub(crate) node: Name,
     pub(crate) epoch: u64,
     pub(crate) listen_port: u16,
+    /// Longer than that of any daemon, if not set: it never decides.
+    pub(crate) grace_ms: u32,
     pub(crate) key: Vec<u8>,
     pub(crate) next_link: u64,
 }
@@ -35,7 +38,14 @@ impl Persona {
     /// A node of this name, without a cluster key.
     pub(crate) fn new(node: &str) -> Self {
         let epoch = getrandom::u64().expect("random numbers") >> 1;
-        Self { node: node.parse().expect("a name"), epoch, listen_port: 1, key: Vec::new(), next_link: epoch }
+        Self {
+            node: node.parse().expect("a name"),
+            epoch,
+            listen_port: 1,
+            grace_ms: u32::MAX,
+            key: Vec::new(),
+            next_link: epoch,
+        }
     }
 
     /// Its part of a handshake, without the code. Shards are (its own, the peer's).
@@ -50,10 +60,12 @@ impl Persona {
             local_shard: shards.0,
             peer_shard: shards.1,
             segment_bytes: SEGMENT_BYTES,
+            record_bytes_max: Limits::default().record_bytes_max,
             epoch: self.epoch,
             listen_port: self.listen_port,
             link: if kind == LinkKind::Data { self.next_link } else { 0 },
             resumes: 0,
+            grace_ms: self.grace_ms,
             nonce,
             mac: [0; 32],
             node: self.node.clone(),
@@ -297,13 +309,19 @@ pub(crate) fn limit(channel: u32, limit: Limit) -> Message {
 }
 
 /// A running partition of a forward exchange, on shard 0.
-pub(crate) fn entry(exchange: &str) -> CatalogEntry {
-    CatalogEntry {
+pub(crate) fn entry(exchange: &str) -> PartitionEntry {
+    PartitionEntry {
         exchange: exchange.parse().expect("a name"),
         producer: ProducerIndex(0),
         shape: forward(),
         incarnation: Incarnation(1),
         shard: 0,
         state: PartitionState::Running,
+        task: "map".parse().expect("a name"),
     }
+}
+
+/// Catalog with these partitions.
+pub(crate) fn catalog(partitions: Vec<PartitionEntry>) -> Message {
+    Message::Catalog { entries: partitions.into_iter().map(CatalogEntry::Partition).collect() }
 }

@@ -1,6 +1,7 @@
 //! A fault proxy: a process between two daemons, in the shape of a thread. It passes bytes on until it is told to cut,
 //! hold, delay or split them. Nothing is ever lost or changed on a connection that lives, as TCP has it: what it can
-//! do to two daemons is what a network, a firewall and a crashed host can.
+//! do to two daemons is what a network, a firewall and a crashed host can. Only with [`Proxy::say`] does it speak in the
+//! place of an end, as one would that is broken.
 //!
 //! ```text
 //!  dialling daemon --> [Proxy::address] ~~ plan, cut, hold ~~> target daemon
@@ -108,6 +109,8 @@ struct Connection {
     order: watch::Sender<Order>,
     lives: bool,
     passed: [u64; 2],
+    /// What is to be passed on although nobody sent it.
+    said: [Vec<u8>; 2],
     recorded: [Vec<u8>; 2],
 }
 
@@ -170,6 +173,21 @@ impl Proxy {
     /// Ends the connections of this kind that live; how many these were.
     pub(crate) fn cut(&self, kind: Kind, cut: Cut) -> usize {
         self.order(kind, Order::Cut(cut))
+    }
+
+    /// Passes bytes on that nobody sent, behind those that are under way, on the connections of this kind that live; how
+    /// many these were.
+    pub(crate) fn say(&self, kind: Kind, way: Way, bytes: &[u8]) -> usize {
+        let mut count = 0;
+        for connection in &mut self.table().connections {
+            if connection.lives && connection.kind == Some(kind) {
+                connection.said[way as usize].extend_from_slice(bytes);
+                // The order stays as it is; whoever waits for one looks here, too.
+                connection.order.send_modify(|_| {});
+                count += 1;
+            }
+        }
+        count
     }
 
     /// Lets nothing pass on connections of this kind, those to come included; nothing is lost.
@@ -274,6 +292,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, table: Arc<Mutex<Tabl
                 order,
                 lives: true,
                 passed: [0; 2],
+                said: [Vec::new(), Vec::new()],
                 recorded: [Vec::new(), Vec::new()],
             });
             table.connections.len() - 1
@@ -417,6 +436,10 @@ impl Pump<'_> {
             // Held: nothing is read either, so that the sender meets a full socket in the end.
             if orders.wait_for(|order| *order != Order::Hold).await.is_err() {
                 return Err(Cut::Reset);
+            }
+            let said = self.lane.with(|connection| std::mem::take(&mut connection.said[self.way as usize]));
+            if !said.is_empty() {
+                self.waiting.push_back((Instant::now() + self.plan.delay, said));
             }
             let due = self.waiting.front().map(|(due, _)| *due);
             if due.is_some_and(|due| due <= Instant::now()) {

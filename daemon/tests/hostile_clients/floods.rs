@@ -1,5 +1,6 @@
 //! Too much of anything: doorbells, wake-ups, attachments, descriptors, answers that nobody reads.
 
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use super::clients::healthy::Healthy;
 use super::clients::life::Life;
 use super::clients::raw::{Ended, RawClient, attach_socket, hear_out, hello, poke, say};
 use super::clients::resources::{Resources, ask};
-use super::common::{Daemon, DaemonOptions, WEIR, eventually, free_address};
+use super::common::{Daemon, DaemonOptions, WEIR, eventually, free_address, subsystem};
 use super::{Alone, for_each_seed};
 
 #[test]
@@ -209,7 +210,7 @@ fn when_descriptors_run_out_clients_are_refused_with_the_reason_and_the_rest_goe
             }
             match RawClient::try_attach(&daemon.run_dir) {
                 Ok(client) => clients.push(client),
-                Err(ResponseBody::Detached { text } | ResponseBody::Refused { text, .. }) => {
+                Err(ResponseBody::Detached { text, .. } | ResponseBody::Refused { text, .. }) => {
                     assert!(text.contains("256 file descriptors") && text.contains("LimitNOFILE"), "{text}");
                     refused += 1;
                 }
@@ -235,7 +236,7 @@ fn when_descriptors_run_out_clients_are_refused_with_the_reason_and_the_rest_goe
             .collect();
         for _ in 0..10 {
             match RawClient::try_attach(&daemon.run_dir).map(|_| ()) {
-                Err(ResponseBody::Detached { text } | ResponseBody::Refused { text, .. }) => {
+                Err(ResponseBody::Detached { text, .. } | ResponseBody::Refused { text, .. }) => {
                     assert!(text.contains("descriptor"), "{text}");
                 }
                 other => panic!("{other:?}"),
@@ -247,6 +248,46 @@ fn when_descriptors_run_out_clients_are_refused_with_the_reason_and_the_rest_goe
     }
     RawClient::attach(&daemon.run_dir);
     healthy.finish();
+    assert!(daemon.is_running());
+}
+
+/// An address where nobody answers, and what makes it so: its listener takes no connection and has no room for another.
+fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    rustix::net::listen(&listener, 0).expect("the same with less room");
+    let address = listener.local_addr().expect("its address");
+    let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+    let filling = std::iter::from_fn(connect).collect();
+    (address, listener, filling)
+}
+
+/// Peers that are configured and away: more than the daemon has descriptors.
+const AWAY: usize = 300;
+
+#[test]
+fn peers_that_cannot_be_reached_leave_clients_their_descriptors_and_a_peer_that_can_is_linked() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let (nowhere, _listener, _filling) = black_hole();
+    let (at_a, at_b) = (free_address(), free_address());
+    let away: String = (0..AWAY).map(|number| format!("a{number} = \"{nowhere}\"\n")).collect();
+    let config = format!("[memory]\nhugepages = \"off\"\n[peers]\n{away}b = \"{at_b}\"\n");
+    std::fs::write(directory.path().join("a.toml"), config).expect("a file");
+    let _b = Daemon::start(directory.path(), &DaemonOptions::new("b", &at_b));
+    let options = DaemonOptions { prefix: FEW_DESCRIPTORS, ..DaemonOptions::new("a", &at_a) };
+    let mut daemon = Daemon::start(directory.path(), &options);
+    let mut clients = Vec::new();
+    eventually("the one that answers is linked", || {
+        if clients.len() < 8 {
+            clients.push(RawClient::attach(&daemon.run_dir));
+        }
+        let descriptors: usize = Resources::of(&daemon).descriptors.values().sum();
+        assert!(descriptors < 256 - 64, "{descriptors} are left open");
+        let peer = subsystem(&daemon, "peer/b")?;
+        (peer["state"] == "ok").then_some(())
+    });
+    assert_eq!(clients.len(), 8, "it was linked before its turn");
+    assert!(!daemon.printed().contains("Too many open files"), "{}", daemon.printed());
+    drop(clients);
     assert!(daemon.is_running());
 }
 

@@ -225,9 +225,10 @@ fn memory_is_charged_until_nobody_has_it_however_its_right_to_it_ended() {
         };
         let pid = std::process::id();
         let line = detail(run_dir, "budget");
-        assert!(line.contains(&format!("process {pid} (raw) keeps")), "{keeping:?}: {line}");
+        let keeper = format!("process {pid} (raw) or one that it passed it to");
+        assert!(line.contains(&format!("{keeper} keeps")), "{keeping:?}: {line}");
         if !refusal.is_empty() {
-            let holder = format!("process {pid} (raw), for what has ended");
+            let holder = format!("{keeper}, for what has ended");
             assert!(refusal.contains("memory.total") && refusal.contains(&holder), "{keeping:?}: {refusal}");
         }
         assert!(memory_used(&alone.daemon) > 24 << 20, "{keeping:?}: it is charged");
@@ -306,11 +307,65 @@ fn a_detached_client_that_lives_on_is_shown_with_its_process() {
     let (field, lie) = ATTACKS[0];
     lie(&mut life, &mut random);
     life.assert_detached(field, "shown");
-    let kept = format!("process {} (raw) keeps ", std::process::id());
+    let kept = format!("process {} (raw) or one that it passed it to keeps ", std::process::id());
     eventually("the status says so", || {
         detail(&alone.daemon.run_dir, "budget").contains(&kept).then_some(())
     });
     drop(life);
     before.await_return(&alone.daemon, "after a detached client let go");
     assert!(!detail(&alone.daemon.run_dir, "budget").contains("keeps"));
+}
+
+/// The send region of a process, as one that it was handed on to has it. None, with the reason printed, where the kernel
+/// does not let a process be asked for it.
+fn region_of(pid: u32) -> Option<std::fs::File> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("its memory");
+    let mapped = maps.lines().find(|line| line.contains("weir-send")).expect("a send region that is mapped");
+    let range = mapped.split(' ').next().expect("a range of addresses");
+    match std::fs::File::open(format!("/proc/{pid}/map_files/{range}")) {
+        Ok(file) => Some(file),
+        Err(error) => {
+            println!("not run here: memory that outlives its process (/proc/{pid}/map_files: {error})");
+            None
+        }
+    }
+}
+
+/// The kernel tells that somebody has the memory, and not who. Nobody is to look for a process that has exited.
+#[test]
+fn memory_that_outlives_its_process_is_shown_as_passed_on_by_one_that_has_exited() {
+    let alone = Alone::start_with(&["--memory", "33554432"]);
+    let run_dir = &alone.daemon.run_dir;
+    let before = Resources::at_rest(&alone.daemon);
+    let mut command = super::common::weir(["send", "--exchange", "left", "--consumers", "8"], run_dir);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let sender = Guarded::spawn(&mut command);
+    let pid = sender.child.id();
+    eventually("it has mapped its region", || {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        maps.contains("weir-send").then_some(())
+    });
+    let Some(region) = region_of(pid) else { return };
+    // Killed, and waited for.
+    drop(sender);
+    let keeper = format!("one that process {pid} (weir), which has exited, passed it to");
+    eventually("the status says so", || {
+        detail(run_dir, "budget").contains(&format!("{keeper} keeps")).then_some(())
+    });
+    let mut client = RawClient::attach(run_dir);
+    let mut hoard = Vec::new();
+    let refusal = loop {
+        match client.partition(&format!("hoard-{}", hoard.len()), 24) {
+            Ok(partition) => hoard.push(partition),
+            Err(ResponseBody::Refused { text, .. }) => break text,
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    assert!(refusal.contains(&format!("{keeper}, for what has ended (")), "{refusal}");
+    assert!(
+        refusal.contains(&format!("process {} (raw), exchange hoard-0", std::process::id())),
+        "{refusal}"
+    );
+    drop((client, hoard, region));
+    before.await_return(&alone.daemon, "after the last who had it");
 }

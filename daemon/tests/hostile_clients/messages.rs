@@ -37,6 +37,11 @@ fn creations() -> [Value; 2] {
     ]
 }
 
+/// What gives back: a task, and whatever a request made.
+fn returns() -> [Value; 2] {
+    [json!({"type": "close_task", "task": 0}), json!({"type": "withdraw", "request": 3, "ends_made": true})]
+}
+
 #[test]
 fn every_field_of_a_request_that_cannot_be_is_named_in_the_refusal() {
     let alone = Alone::start();
@@ -93,7 +98,9 @@ fn every_field_of_a_request_that_cannot_be_is_named_in_the_refusal() {
     }
     // Of the wrong type, missing, or not known: no answer can be found for it, and the client is detached.
     let [make_partition, make_gate] = creations();
-    for request in [make_partition, make_gate, json!({"type": "hello", "version": 1, "process_name": ""})] {
+    let [close_task, withdraw] = returns();
+    let hello = json!({"type": "hello", "version": 1, "process_name": ""});
+    for request in [make_partition, make_gate, close_task, withdraw, hello] {
         let fields: Vec<String> = request.as_object().expect("an object").keys().cloned().collect();
         for field in fields {
             for lie in
@@ -131,8 +138,9 @@ fn every_field_of_a_request_that_cannot_be_is_named_in_the_refusal() {
 /// A message that is almost one.
 fn corrupted(random: &mut Random) -> Vec<u8> {
     let [partition, gate] = creations();
+    let [task, withdraw] = returns();
     let close = json!({"type": "close_partition", "ring": 0});
-    let body = [partition, gate, close][random.below(3) as usize].clone();
+    let body = [partition, gate, close, task, withdraw][random.below(5) as usize].clone();
     let mut bytes = serde_json::to_vec(&json!({"id": 1 + random.below(9), "body": body})).expect("bytes");
     match random.below(9) {
         0 => bytes = vec![b'['; 1 + random.below(60_000) as usize],
@@ -176,7 +184,7 @@ fn messages_that_are_none_end_at_most_the_attachment_that_sent_them() {
             match heard {
                 Ok((
                     Response {
-                        body: ResponseBody::Detached { text } | ResponseBody::Refused { text, .. },
+                        body: ResponseBody::Detached { text, .. } | ResponseBody::Refused { text, .. },
                         ..
                     },
                     _,

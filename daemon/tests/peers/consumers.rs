@@ -106,27 +106,36 @@ fn a_resume_with_numbers_that_cannot_be_fails_that_channel_and_no_other() {
         event_limit: 8,
         consumed: 0,
     };
-    let attacks: [(Vec<Resume>, &[&str]); 5] = [
+    // What was acknowledged before, what is said, and what becomes of it.
+    let attacks: [(u64, Vec<Resume>, &[&str]); 6] = [
         (
+            0,
             vec![Resume { next_sequence: Sequence(1 << 40), ..right }],
             &["ack is 1099511627776; needed: at most 1"],
         ),
-        (vec![Resume { opened: 1 << 40, ..right }], &["Resume at sequence 1, 1099511627776 segments opened"]),
-        (vec![Resume { opened: 1, limit: 0, ..right }], &["Resume at sequence 1, 1 segments opened of 0"]),
-        (vec![Resume { incarnation: Incarnation(7), ..right }], &["Resume of incarnation 7"]),
+        (
+            1,
+            vec![Resume { next_sequence: Sequence(0), ..right }],
+            &["Resume at sequence 0", "needed: at least 1"],
+        ),
+        (0, vec![Resume { opened: 1 << 40, limit: 1 << 50, ..right }], &["1099511627776 segments opened"]),
+        (0, vec![Resume { opened: 1, limit: 0, ..right }], &["Resume at sequence 1, 1 segments opened of 0"]),
+        (0, vec![Resume { incarnation: Incarnation(7), ..right }], &["Resume of incarnation 7"]),
         // Fill beyond every segment does not concern this end; twice does.
         (
+            0,
             vec![Resume { open_fill: u32::MAX, ..right }, right],
             &["Resume of a channel that was not interrupted"],
         ),
     ];
-    for (number, (resumes, words)) in attacks.into_iter().enumerate() {
+    for (number, (ack, resumes, words)) in attacks.into_iter().enumerate() {
         let exchange = format!("x{number}");
         let sender = producer(&scene, &exchange);
         let mut hello = evil.hello(Role::Dialler, LinkKind::Data, (0, 0));
         let mut line = evil.dial(&scene.at_a, hello.clone());
         connect(&mut line, 0, &exchange, 4);
         line.until("data", |heard| matches!(heard, Heard::Data(_)).then_some(()));
+        line.send(&limit(0, Limit { limit: 4, ack, event_limit: 8, ..Limit::default() }));
         drop(line);
         hello.resumes = 1;
         let mut line = evil.dial(&scene.at_a, hello);

@@ -5,7 +5,7 @@ use weir_flow::ids::{ChannelIndex, Incarnation, Sequence};
 use weir_flow::wire::{Cancel, Flags, FrameType, Header, Limit, LinkKind, Message, Resume, Role};
 
 use super::*;
-use crate::peer::{Heard, Line, Persona, bytes_of, data, entry, event, limit, open};
+use crate::peer::{Heard, Line, Persona, bytes_of, catalog, data, entry, event, limit, open};
 
 fn header(header: Header) -> Vec<u8> {
     header.encode().to_vec()
@@ -41,7 +41,7 @@ fn malformed() -> Vec<(Vec<u8>, &'static str)> {
 }
 
 /// A link that is still there answers.
-fn assert_alive(line: &mut Line) {
+pub(crate) fn assert_alive(line: &mut Line) {
     let token = 0x5eed;
     assert!(line.send(&Message::Ping { token }));
     line.until("a Pong", |heard| {
@@ -90,7 +90,8 @@ fn a_frame_that_has_no_place_on_a_control_link_ends_that_link_and_no_other() {
 
 #[test]
 fn a_frame_that_has_no_place_on_a_data_link_ends_that_link_and_no_other() {
-    let scene = Scene::start("", &[]);
+    // A link that only lost its connection would be waited for until the test is over.
+    let scene = Scene::start("[link]\ngrace = '10min'\n", &[]);
     let mut bystander = Persona::new("bystander");
     let mut other = bystander.dial_data(&scene.at_a, 0);
     let mut cases = malformed();
@@ -98,10 +99,7 @@ fn a_frame_that_has_no_place_on_a_data_link_ends_that_link_and_no_other() {
     let oversized = Header { length: (32 << 10) + 1, ..Header::new(FrameType::Data) };
     cases.extend([
         (header(oversized), "Data has 32769 bytes; needed: 0 to 32768"),
-        (
-            bytes_of(&Message::Catalog { entries: vec![entry("x")] }),
-            "frame is Catalog; needed: a frame of a data link",
-        ),
+        (bytes_of(&catalog(vec![entry("x")])), "frame is Catalog; needed: a frame of a data link"),
         (
             bytes_of(&Message::Hello { hello, confirm: true }),
             "frame is Hello; needed: a frame of a data link",

@@ -7,7 +7,7 @@ use weir_flow::ids::{ChannelIndex, Incarnation, Sequence};
 use weir_flow::wire::{LinkKind, Message};
 
 use super::*;
-use crate::peer::{Heard, Line, Persona, bytes_of, data, entry, event};
+use crate::peer::{Heard, Line, Persona, bytes_of, catalog, data, entry, event};
 
 /// The hostile node, dialled by `b`: its control link and, once a consumer has asked, its data link.
 struct Evil {
@@ -28,7 +28,7 @@ impl Evil {
     /// A consumer on `b` for a producer that this node tells of; its channel.
     fn consumer(&mut self, b: &Daemon, exchange: &str) -> (Guarded, u32) {
         let receiver = recv(b, exchange, "0/1");
-        assert!(self.control.send(&Message::Catalog { entries: vec![entry(exchange)] }));
+        assert!(self.control.send(&catalog(vec![entry(exchange)])));
         if self.data.is_none() {
             let (line, hello) = self.persona.accept(&self.listener);
             assert_eq!(hello.kind, LinkKind::Data);
@@ -145,6 +145,12 @@ fn what_a_producers_node_may_not_send_fails_that_channel_and_no_other() {
         assert_failed(&receiver.output(), &["link lost", "node evil", "header checksum"]);
     }
     evil.line().until_end();
+    // It is told why on another connection, which goes on with nothing.
+    let (mut line, hello) = evil.persona.accept(&evil.listener);
+    assert_eq!((hello.kind, hello.resumes), (LinkKind::Data, 1));
+    line.send(&Message::LinkResume { control_received: 0 });
+    let told = line.until_end().unwrap_or_default();
+    assert!(told.contains("node b has closed the link") && told.contains("header checksum"), "{told:?}");
     evil.data = None;
     let (third, channel) = evil.consumer(&scene.b, "y2");
     assert!(

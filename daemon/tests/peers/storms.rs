@@ -1,10 +1,15 @@
 //! Peers that hold the key and do too much of what they may do.
 
-use weir_flow::ids::{ChannelIndex, Incarnation};
-use weir_flow::wire::{CATALOG_ENTRIES_MAX, CatalogEntry, Limit, Message, PartitionState};
+use weir_flow::catalog::PEER_GATES_MAX;
+use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation};
+use weir_flow::wants::GateWants;
+use weir_flow::wire::{
+    CATALOG_ENTRIES_MAX, CatalogEntry, GateEntry, GateState, Limit, Message, PartitionEntry, PartitionState,
+};
 
 use super::*;
-use crate::peer::{Heard, Persona, bytes_of, entry, limit, open};
+use crate::links::assert_alive;
+use crate::peer::{Heard, Line, Persona, bytes_of, catalog, entry, limit, open};
 
 fn frames(count: usize, make: impl Fn(usize) -> Message) -> Vec<u8> {
     (0..count).flat_map(|number| bytes_of(&make(number))).collect()
@@ -70,30 +75,48 @@ fn storms_of_pings_and_of_frames_for_nobody_cost_their_sender_only() {
     scene.end();
 }
 
-fn entries(round: usize, state: PartitionState) -> Vec<CatalogEntry> {
+fn entries(round: usize, state: PartitionState) -> Vec<PartitionEntry> {
     (0..CATALOG_ENTRIES_MAX)
-        .map(|number| CatalogEntry {
-            incarnation: Incarnation(1 + round as u64),
-            state,
-            ..entry(&format!("a.name.of.some.length.{round}.{number}"))
+        .map(|number| {
+            let name = format!("a.name.of.some.length.{round}.{number}");
+            let task = name.parse().expect("a name");
+            PartitionEntry { incarnation: Incarnation(1 + round as u64), state, task, ..entry(&name) }
         })
         .collect()
 }
 
+/// As many gates, of the same exchanges.
+fn gates(round: usize) -> Message {
+    let gate = |of: PartitionEntry| {
+        let (exchange, task, state) = (of.exchange, of.task, GateState::Attached);
+        let wants = GateWants::all_of(&of.shape);
+        CatalogEntry::Gate(GateEntry { exchange, consumer: ConsumerIndex(0), wants, state, task })
+    };
+    let partitions = entries(round, PartitionState::Running);
+    Message::Catalog { entries: partitions.into_iter().map(gate).collect() }
+}
+
 #[test]
-fn a_flood_of_partitions_ends_that_control_link_and_what_it_told_is_forgotten() {
+fn a_flood_of_partitions_or_gates_ends_that_control_link_and_what_it_told_is_forgotten() {
     let scene = Scene::start("", &[]);
     let mut evil = Persona::new("evil");
-    for _ in 0..2 {
-        let mut line = evil.dial_control(&scene.at_a);
-        for round in 0.. {
-            assert!(round < 1000, "half a million partitions were taken");
-            if !line.send(&Message::Catalog { entries: entries(round, PartitionState::Running) }) {
-                break;
+    let partitions = |round| catalog(entries(round, PartitionState::Running));
+    for (what, flood) in [("partitions", &partitions as &dyn Fn(usize) -> Message), ("gates", &gates)] {
+        for _ in 0..2 {
+            let mut line = evil.dial_control(&scene.at_a);
+            // As many of the other kind as may be are remembered beside them.
+            for round in 0..PEER_GATES_MAX / CATALOG_ENTRIES_MAX {
+                assert!(line.send(&if what == "gates" { partitions(round) } else { gates(round) }));
             }
-            scene.assert_memory_is_bounded();
+            for round in 0.. {
+                assert!(round < 1000, "a quarter of a million {what} were taken");
+                if !line.send(&flood(round)) {
+                    break;
+                }
+                scene.assert_memory_is_bounded();
+            }
+            logged(&scene.a, &["peer=evil", &format!("peer announces more {what}")]);
         }
-        logged(&scene.a, &["peer=evil", "partitions"]);
     }
     scene.end();
 }
@@ -104,7 +127,7 @@ fn partitions_that_come_and_go_all_the_time_hold_nobody_up() {
     let mut line = Persona::new("evil").dial_control(&scene.at_a);
     for round in 0..200 {
         for state in [PartitionState::Running, PartitionState::Finished, PartitionState::Gone] {
-            assert!(line.send(&Message::Catalog { entries: entries(round, state) }));
+            assert!(line.send(&catalog(entries(round, state))));
         }
     }
     // A new exchange finds its way meanwhile.
@@ -140,6 +163,38 @@ fn one_peer_under_many_names_is_bounded_and_one_that_dials_all_the_time_has_one_
         (Usage::of(&scene.a).descriptors <= scene.before[0].descriptors + 2).then_some(())
     });
     drop(last);
+    scene.end();
+}
+
+/// Without a control link, each name at first only once.
+#[test]
+fn data_links_of_one_peer_under_many_names_are_bounded_and_those_of_one_name_replace_each_other() {
+    const BOUND: usize = 64;
+    let scene = Scene::start("", &[]);
+    let mut evils: Vec<Persona> = (0..BOUND).map(|number| Persona::new(&format!("evil{number}"))).collect();
+    let mut lines: Vec<Line> = evils.iter_mut().map(|evil| evil.dial_data(&scene.at_a, 0)).collect();
+    for line in &mut lines {
+        assert_alive(line);
+    }
+    for name in ["late", "later", "latest"] {
+        let told = Persona::new(name).dial_data(&scene.at_a, 0).until_end().unwrap_or_default();
+        let needed =
+            format!("64 data links of nodes without a control link; needed: a control link of {name}");
+        assert!(told.contains(&needed), "{told:?}");
+        shown(&scene.a, "listener", &needed);
+    }
+    // With another id each time.
+    for _ in 0..100 {
+        lines[0] = evils[0].dial_data(&scene.at_a, 0);
+    }
+    assert_alive(&mut lines[0]);
+    eventually("the others are closed", || {
+        (Usage::of(&scene.a).descriptors <= scene.before[0].descriptors + BOUND + 2).then_some(())
+    });
+    for line in &mut lines[1..] {
+        assert_alive(line);
+    }
+    drop(lines);
     scene.end();
 }
 

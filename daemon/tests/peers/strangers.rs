@@ -174,6 +174,13 @@ fn what_is_no_handshake_is_refused_with_what_it_was() {
             "memory.segment_bytes of the peer is 4096",
         ),
         (
+            bytes_of(&Message::Hello {
+                hello: Hello { record_bytes_max: 7, ..hello.clone() },
+                confirm: false,
+            }),
+            "record.bytes_max of the peer is 7; needed: 1048576",
+        ),
+        (
             bytes_of(&Message::Hello { hello: Hello { version: 77, ..hello.clone() }, confirm: false }),
             "protocol version is 77",
         ),
@@ -183,6 +190,10 @@ fn what_is_no_handshake_is_refused_with_what_it_was() {
                 confirm: false,
             }),
             "shard 9 asked for",
+        ),
+        (
+            bytes_of(&Message::Hello { hello: Hello { mac: [1; 32], ..hello.clone() }, confirm: false }),
+            "code of the first Hello",
         ),
     ] {
         let mut line = Line::connect(&scene.at_a);

@@ -28,6 +28,8 @@ pub const DRIVER: Driver = Driver {
         "create gate",
         "close partition",
         "close gate",
+        "close task",
+        "withdraw",
         "welcome",
         "task",
         "partition",
@@ -123,6 +125,8 @@ fn request_name(body: &RequestBody) -> &'static str {
         RequestBody::CreateGate(_) => "create gate",
         RequestBody::ClosePartition { .. } => "close partition",
         RequestBody::CloseGate { .. } => "close gate",
+        RequestBody::CloseTask { .. } => "close task",
+        RequestBody::Withdraw { .. } => "withdraw",
     }
 }
 
@@ -155,6 +159,9 @@ fn seeds() -> Vec<Vec<u8>> {
         .to_owned(),
         r#"{"id":5,"body":{"type":"close_partition","ring":7}}"#.to_owned(),
         r#"{"id":6,"body":{"type":"close_gate","ring":8}}"#.to_owned(),
+        r#"{"id":7,"body":{"type":"close_task","task":3}}"#.to_owned(),
+        r#"{"id":8,"body":{"type":"withdraw","request":4,"ends_made":true}}"#.to_owned(),
+        r#"{"id":0,"body":{"type":"detached","text":"of a daemon that gives no code"}}"#.to_owned(),
         String::new(),
         r#"{"id":-1,"body":{"type":"hello"}}"#.to_owned(),
         r#"[[[[[["#.to_owned(),
@@ -198,6 +205,9 @@ fn responses() -> Vec<ResponseBody> {
         },
         ResponseBody::Closed,
         ResponseBody::Refused { code: "over_budget".to_owned(), text: "memory.total is used up".to_owned() },
-        ResponseBody::Detached { text: "submit.segment is 99; needed: less than 40".to_owned() },
+        ResponseBody::Detached {
+            code: "client_fault".to_owned(),
+            text: "submit.segment is 99; needed: less than 40".to_owned(),
+        },
     ]
 }

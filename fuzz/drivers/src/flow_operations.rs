@@ -26,6 +26,7 @@ pub const DRIVER: Driver = Driver {
     seeds,
     must_reach: &[
         "everything arrived",
+        "everything arrived from shared segments",
         "everything left",
         "partly sent",
         "half-open",
@@ -47,7 +48,7 @@ const STEPS_MAX: u32 = 300;
 
 fn run(program: &[u8], rule: Rule) -> Reached {
     let mut input = Unstructured::new(program);
-    let mut world = World::new(byte(&mut input).is_multiple_of(2), rule);
+    let mut world = World::new(byte(&mut input), rule);
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -80,8 +81,13 @@ fn seeds() -> Vec<Vec<u8>> {
         let end: &[&[u64]] = &[WRITE, &[4, 0, 0, 1], &[11, 0, 9], &[12, 0, 0, 0], &[13, 0], WRITE];
         program(first, &[begin, middle, moved, end, moved].concat())
     };
+    let second: &[u64] = &[15, 1, 0];
     vec![
         with(0, &[]),
+        with(4, &[]),
+        with(4, &[second, &[7, 1, ALL], &[9, 0, ALL], &[7, 0, ALL], &[9, 1, ALL], &[4, 0, 0, 1]]),
+        with(5, &[second, &[7, 0, 30], &[9, 1, 10], &[16, 0], &[9, 1, 10], &[17], &[7, 0, ALL]]),
+        with(4, &[second, &[20, 0], &[7, 1, ALL], &[9, 0, ALL]]),
         with(0, &[&[7, 0, 3], &[9, 1, 1]]),
         with(0, &[&[7, 0, 30], &[9, 1, 10], &[16, 0], &[9, 1, 10], &[17], &[7, 0, ALL]]),
         with(1, &[&[7, 0, 30], &[17], &[7, 1, 2], &[17], &[7, 1, ALL], &[9, 0, ALL]]),

@@ -102,11 +102,46 @@ const FIELDS: &[&str] = &[
     "priority.head",
 ];
 
-/// What a client and the daemon share. An end that found a fault is gone, as its client would be.
+/// One of the daemon's ends. Once it has found a fault it is gone, as its client would be.
+struct End<E>(Option<E>);
+
+impl<E> End<E> {
+    /// Does something with the end. None if it is gone, before or now.
+    fn with<T>(
+        &mut self,
+        reached: &mut Reached,
+        act: impl FnOnce(&mut E) -> Result<T, IpcFault>,
+    ) -> Option<T> {
+        match act(self.0.as_mut()?) {
+            Ok(done) => Some(done),
+            Err(fault) => {
+                note(&fault, reached);
+                self.0 = None;
+                None
+            }
+        }
+    }
+
+    /// Takes all that the client has put into a ring, and no more than that holds.
+    fn drain<T>(
+        &mut self,
+        reached: &mut Reached,
+        pop: impl Fn(&mut E) -> Result<Option<T>, IpcFault>,
+    ) -> Vec<T> {
+        let mut taken = Vec::new();
+        while let Some(Some(entry)) = self.with(reached, &pop) {
+            taken.push(entry);
+            assert!(taken.len() as u64 <= 2 * RING_CAPACITY, "more than a ring holds, and nobody wrote");
+        }
+        taken
+    }
+}
+
+/// What a client and the daemon share.
 struct World {
     session: SessionEndpoint,
-    partition: Option<PartitionEndpoint>,
-    gate: Option<GateEndpoint>,
+    partition: End<PartitionEndpoint>,
+    gate: End<GateEndpoint>,
     port: PartitionPort,
     gate_port: GatePort,
     session_port: Arc<SessionPort>,
@@ -139,8 +174,8 @@ impl World {
         let gate_port = GatePort::attach(gate_fd, &GATE, GATE_RING, Arc::clone(&session_port));
         Self {
             session,
-            partition: Some(partition),
-            gate: Some(gate),
+            partition: End(Some(partition)),
+            gate: End(Some(gate)),
             port: port.expect("a partition"),
             gate_port: gate_port.expect("a gate"),
             session_port,
@@ -277,18 +312,9 @@ impl World {
     }
 
     fn take_submissions(&mut self) {
-        for _ in 0..=2 * RING_CAPACITY {
-            let Some(partition) = &mut self.partition else { return };
-            match partition.pop() {
-                Ok(None) => return,
-                Ok(Some(submission)) => self.check_submission(&submission),
-                Err(fault) => {
-                    self.fault(&fault);
-                    self.partition = None;
-                }
-            }
+        for submission in self.partition.drain(&mut self.reached, PartitionEndpoint::pop) {
+            self.check_submission(&submission);
         }
-        panic!("more submissions than a ring holds, and nobody wrote");
     }
 
     fn check_submission(&mut self, submission: &Submission) {
@@ -312,48 +338,38 @@ impl World {
     }
 
     fn take_given_back(&mut self) {
-        for _ in 0..=2 * RING_CAPACITY {
-            let Some(gate) = &mut self.gate else { return };
-            match gate.pop() {
-                Ok(None) => return,
-                Ok(Some(GivenBack::Data { segment, .. })) => {
+        for given_back in self.gate.drain(&mut self.reached, GateEndpoint::pop) {
+            match given_back {
+                GivenBack::Data { segment, .. } => {
                     assert!(segment < self.segments);
                     self.reached.insert("given back data");
                 }
-                Ok(Some(GivenBack::Event { channel })) => {
+                GivenBack::Event { channel } => {
                     assert!(channel < CHANNELS);
                     self.reached.insert("given back event");
                 }
-                Err(fault) => {
-                    self.fault(&fault);
-                    self.gate = None;
-                }
             }
         }
-        panic!("more given back than a ring holds, and nobody wrote");
     }
 
     fn return_segment(&mut self, input: &mut Unstructured<'_>) {
-        let Some(partition) = &mut self.partition else { return };
+        if self.partition.0.is_none() {
+            return;
+        }
         let returned = match byte(input) % 8 {
             0 => Returned::Finished,
             1 => Returned::Failed { code: 3, text: "link lost".to_owned() },
             segment => Returned::Segment(segment.into()),
         };
-        match partition.push_returned(&returned) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.reached.insert("return ring full");
-            }
-            Err(fault) => {
-                self.fault(&fault);
-                self.partition = None;
-            }
+        if self.partition.with(&mut self.reached, |end| end.push_returned(&returned)) == Some(false) {
+            self.reached.insert("return ring full");
         }
     }
 
     fn deliver(&mut self, input: &mut Unstructured<'_>) {
-        let Some(gate) = &mut self.gate else { return };
+        if self.gate.0.is_none() {
+            return;
+        }
         let (channel, segment) = (number_32(input) % CHANNELS, number_32(input) % SEGMENTS);
         let delivered = match byte(input) % 8 {
             0 => Delivered::End { channel },
@@ -364,31 +380,28 @@ impl World {
         // Often as much as it takes, since a ring has many places.
         let times = if byte(input).is_multiple_of(4) { 2 * RING_CAPACITY } else { 1 };
         for _ in 0..times {
-            match gate.has_room().and_then(|_| gate.push(&delivered)) {
-                Ok(true) => {}
-                Ok(false) => {
+            let pushed = |end: &mut GateEndpoint| end.has_room().and_then(|_| end.push(&delivered));
+            match self.gate.with(&mut self.reached, pushed) {
+                Some(true) => {}
+                Some(false) => {
                     self.reached.insert("deliver ring full");
                     return;
                 }
-                Err(fault) => {
-                    self.fault(&fault);
-                    self.gate = None;
-                    return;
-                }
+                None => return,
             }
         }
     }
 
     fn deliver_priority(&mut self, input: &mut Unstructured<'_>) {
-        let Some(gate) = &mut self.gate else { return };
-        if let Err(fault) = gate.push_priority(number_32(input) % CHANNELS, b"barrier") {
-            self.fault(&fault);
-            self.gate = None;
+        if self.gate.0.is_none() {
+            return;
         }
+        let channel = number_32(input) % CHANNELS;
+        self.gate.with(&mut self.reached, |end| end.push_priority(channel, b"barrier"));
     }
 
     fn publish(&mut self, input: &mut Unstructured<'_>) {
-        if let Some(partition) = &mut self.partition {
+        if let Some(partition) = &mut self.partition.0 {
             let update = SubpartitionUpdate {
                 credit: number_32(input),
                 sent_segments: number(input),
@@ -426,8 +439,8 @@ impl World {
         self.port.announce_wait();
         self.gate_port.announce_wait();
         let waits = [
-            self.partition.as_mut().is_some_and(PartitionEndpoint::client_waits),
-            self.gate.as_mut().is_some_and(GateEndpoint::client_waits),
+            self.partition.0.as_mut().is_some_and(PartitionEndpoint::client_waits),
+            self.gate.0.as_mut().is_some_and(GateEndpoint::client_waits),
         ];
         if waits.contains(&true) {
             self.reached.insert("client waits");
@@ -437,14 +450,14 @@ impl World {
         self.port.cancel_wait();
         self.gate_port.cancel_wait();
     }
+}
 
-    /// A fault names a field that is the client's to write, the value found and what is needed.
-    fn fault(&mut self, fault: &IpcFault) {
-        let text = fault.to_string();
-        let field = FIELDS.iter().find(|field| **field == fault.field);
-        self.reached.insert(field.unwrap_or_else(|| panic!("a field of the daemon: {text}")));
-        assert!(!fault.needed.is_empty() && text.len() < 200, "{text}");
-    }
+/// A fault names a field that is the client's to write, the value found and what is needed.
+fn note(fault: &IpcFault, reached: &mut Reached) {
+    let text = fault.to_string();
+    let field = FIELDS.iter().find(|field| **field == fault.field);
+    reached.insert(field.unwrap_or_else(|| panic!("a field of the daemon: {text}")));
+    assert!(!fault.needed.is_empty() && text.len() < 200, "{text}");
 }
 
 fn read_word(file: &File, at: u64) -> u64 {

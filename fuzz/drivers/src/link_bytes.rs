@@ -17,7 +17,7 @@ use bytes::Bytes;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{GateId, Incarnation, LinkId, PartitionId, SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::shard::{
-    Delivery, GateSpec, LinkSpec, Notice, PartitionSpec, ReceiveMemory, Shard, Submission, Transmit,
+    Delivery, GateSpec, Notice, PartitionSpec, ReceiveMemory, Shard, Submission, Transmit,
 };
 use weir_flow::wire::{Flags, encode};
 
@@ -134,8 +134,7 @@ impl World {
         let mut shard = Shard::new(limits());
         let mut memory = Memory { regions: Regions::default(), written: BTreeMap::new(), rule };
         let link = shard.handle_link(link_spec("peer"), now);
-        let bystander =
-            shard.handle_link(LinkSpec { peer: "other".parse().expect("a name"), peer_shard: 0 }, now);
+        let bystander = shard.handle_link(link_spec("other"), now);
         let partition = shard.handle_partition(partition_spec(shape(2, 2), 0, 4), now);
         let bystander_gate = shard.handle_gate(spec("y", gate_spec(shape(1, 1), 0, 4, 2)), now);
         memory.regions.add(bystander_gate, 4);
@@ -332,6 +331,7 @@ impl World {
                 Notice::ChannelEnded(_) => "channel ended",
                 Notice::ChannelFailed(..) => "channel failed",
                 Notice::ChannelRefused { .. } => "channel refused",
+                Notice::ProducerNotFound { .. } => "producer not found",
                 Notice::PartitionReleased(_) => "partition released",
                 Notice::GateReleased(gate) => {
                     self.memory.regions.remove(gate);

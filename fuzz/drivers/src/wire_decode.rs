@@ -10,10 +10,11 @@ use bytes::Bytes;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::wants::GateWants;
 use weir_flow::wire::{
-    Cancel, CatalogEntry, Flags, FrameReader, FrameType, HEADER_BYTES, Header, Hello, Limit, LinkKind,
-    Message, OpenChannel, PROTOCOL_VERSION, PartitionState, Resume, Role, Scope, Stats, TaskTimes, WireError,
-    decode, encode,
+    Cancel, CatalogEntry, Flags, FrameReader, FrameType, GateEntry, GateState, HEADER_BYTES, Header, Hello,
+    Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role,
+    Scope, Stats, TaskTimes, WireError, decode, encode,
 };
 
 use crate::{Driver, Reached, Rule};
@@ -41,6 +42,8 @@ pub const DRIVER: Driver = Driver {
         "Ping",
         "Pong",
         "Catalog",
+        "a partition in it",
+        "a gate in it",
         "Stats",
         "Goodbye",
         "LinkResume",
@@ -98,6 +101,12 @@ fn run(bytes: &[u8], rule: Rule) -> Reached {
         Ok(message) => {
             assert_eq!(message.frame_type(), header.frame_type);
             reached.insert(header.frame_type.as_str());
+            if let Message::Catalog { entries } = &message {
+                reached.extend(entries.iter().map(|entry| match entry {
+                    CatalogEntry::Partition(_) => "a partition in it",
+                    CatalogEntry::Gate(_) => "a gate in it",
+                }));
+            }
             encodes_to_itself(&message, &head, body, rule);
         }
         Err(WireError::Unexpected { found: FrameType::Data, .. }) if header.check_fields().is_ok() => {
@@ -288,14 +297,27 @@ fn link_messages() -> Vec<Message> {
         Message::Ping { token: 77 },
         Message::Pong { token: 78 },
         Message::Catalog {
-            entries: vec![CatalogEntry {
-                exchange: name("words"),
-                producer: ProducerIndex(1),
-                shape: SHAPE,
-                shard: 1,
-                incarnation: Incarnation(7),
-                state: PartitionState::Running,
-            }],
+            entries: vec![
+                CatalogEntry::Partition(PartitionEntry {
+                    exchange: name("words"),
+                    producer: ProducerIndex(1),
+                    shape: SHAPE,
+                    shard: 1,
+                    incarnation: Incarnation(7),
+                    state: PartitionState::Running,
+                    task: name("map"),
+                }),
+                CatalogEntry::Gate(gate(GateWants::all_of(&SHAPE), GateState::Attached)),
+                CatalogEntry::Gate(gate(
+                    GateWants {
+                        producers: None,
+                        strategy: None,
+                        checksum: None,
+                        ..GateWants::all_of(&SHAPE)
+                    },
+                    GateState::Gone,
+                )),
+            ],
         },
         Message::Stats {
             stats: Stats {
@@ -308,6 +330,10 @@ fn link_messages() -> Vec<Message> {
     ]
 }
 
+fn gate(wants: GateWants, state: GateState) -> GateEntry {
+    GateEntry { exchange: name("words"), consumer: ConsumerIndex(2), wants, state, task: name("sink") }
+}
+
 fn hello() -> Hello {
     Hello {
         version: PROTOCOL_VERSION,
@@ -316,10 +342,12 @@ fn hello() -> Hello {
         local_shard: 0,
         peer_shard: 1,
         segment_bytes: DATA_BYTES_MAX,
+        record_bytes_max: 1 << 20,
         epoch: 11,
         listen_port: 7070,
         link: 12,
         resumes: 1,
+        grace_ms: 10_000,
         nonce: [5; 32],
         mac: [6; 32],
         node: "a".parse().expect("a name"),

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use weir_flow::exchange::Shape;
+use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 use weir_ipc::attach::message::{CreateGate, CreatePartition};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::partition_port::{PartitionEndpoint, SubpartitionUpdate};
@@ -21,7 +23,7 @@ pub(super) struct PartitionSide {
 
 pub(super) struct GateSide {
     pub(super) asked: CreateGate,
-    pub(super) is_forward: bool,
+    pub(super) shape: Shape,
     pub(super) endpoint: GateEndpoint,
     pub(super) region: File,
     pub(super) segment_bytes: u32,
@@ -29,15 +31,17 @@ pub(super) struct GateSide {
     /// Channel and bytes of each segment with the client.
     pub(super) held: BTreeMap<u32, (u32, u32)>,
     pub(super) over: Vec<bool>,
+    /// Bytes given back, by channel.
+    pub(super) consumed: Vec<u64>,
 }
 
 /// Carries one channel's queue, priority events first.
 pub(super) fn carry(gate: &mut GateSide, partition: &mut PartitionSide, segment_bytes: u32) {
-    let (consumer, producer) = (gate.asked.consumer, partition.asked.producer);
-    if gate.is_forward && consumer != producer {
-        return;
-    }
-    let (channel, subpartition) = if gate.is_forward { (0, 0) } else { (producer, consumer as usize) };
+    let (consumer, producer) = (ConsumerIndex(gate.asked.consumer), ProducerIndex(partition.asked.producer));
+    let Some(channel) = gate.shape.channel(consumer, producer) else { return };
+    let Some(subpartition) = gate.shape.subpartition(producer, consumer) else { return };
+    let subpartition = subpartition.0 as usize;
+    partition.see(subpartition, gate.credit(channel), gate.consumed[channel as usize]);
     let is_priority = |of: &Submission| matches!(of, Submission::Event { priority: true, .. });
     while !gate.over[channel as usize] {
         let queue = &mut partition.queues[subpartition];
@@ -89,6 +93,15 @@ impl PartitionSide {
         self.queues[subpartition].push_back(submission);
         if self.updates[subpartition].is_gone {
             self.drop_queue(subpartition);
+        }
+    }
+
+    /// Publishes what the consumer's side says.
+    fn see(&mut self, subpartition: usize, credit: u32, consumed_bytes: u64) {
+        let update = &mut self.updates[subpartition];
+        if !update.is_gone {
+            (update.credit, update.consumed_bytes) = (credit, consumed_bytes);
+            self.endpoint.publish(subpartition as u32, update);
         }
     }
 
@@ -144,6 +157,12 @@ impl PartitionSide {
 }
 
 impl GateSide {
+    /// Segments that this channel may still have.
+    fn credit(&self, channel: u32) -> u32 {
+        let held = self.held.values().filter(|(of, _)| *of == channel).count();
+        ((self.free.len() + self.held.len()) / self.over.len()).saturating_sub(held) as u32
+    }
+
     /// Delivers a slice in a segment of its own. `false`: there is none, or no room.
     pub(super) fn deliver(&mut self, channel: u32, bytes: &[u8], records: u32) -> bool {
         if bytes.is_empty() {
@@ -152,8 +171,7 @@ impl GateSide {
         if !self.endpoint.has_room().expect("an honest client") {
             return false;
         }
-        let held = self.held.values().filter(|(of, _)| *of == channel).count();
-        if held >= (self.free.len() + self.held.len()) / self.over.len() {
+        if self.credit(channel) == 0 {
             return false;
         }
         let Some(segment) = self.free.pop() else { return false };
@@ -167,8 +185,11 @@ impl GateSide {
 
     pub(super) fn take_back(&mut self, given_back: GivenBack) {
         if let GivenBack::Data { segment, bytes } = given_back {
-            let held = self.held.remove(&segment).map(|(_, bytes)| bytes);
-            assert_eq!(held, Some(bytes), "a slice is given back once and whole");
+            let held = self.held.remove(&segment);
+            assert_eq!(held.map(|(_, bytes)| bytes), Some(bytes), "a slice is given back once and whole");
+            if let Some((channel, bytes)) = held {
+                self.consumed[channel as usize] += u64::from(bytes);
+            }
             // What a client reads after it gave it back is not what it was.
             let start = u64::from(segment) * u64::from(self.segment_bytes);
             self.region.write_all_at(&vec![0xEE; bytes as usize], start).expect("a segment of the region");

@@ -263,6 +263,13 @@ impl PartitionPool {
         u32::try_from(held).unwrap_or(u32::MAX)
     }
 
+    /// Segments that `subpartition` has in any state; 0 if there is no such subpartition.
+    #[must_use]
+    pub fn taken_by(&self, subpartition: SubpartitionIndex) -> u32 {
+        let taken = self.accounts.get(index(subpartition.0)).map_or(0, |account| account.taken());
+        u32::try_from(taken).unwrap_or(u32::MAX)
+    }
+
     /// The sizes that the pool was made with.
     #[must_use]
     pub const fn spec(&self) -> PartitionPoolSpec {

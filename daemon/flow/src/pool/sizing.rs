@@ -27,7 +27,8 @@ impl GateBuffers {
 }
 
 impl PartitionPoolSpec {
-    /// A partition with N subpartitions: as many segments as the largest of N + 1 and N * `exclusive` +
+    /// A partition with N subpartitions (1 for `broadcast`, however many consumers there are: its segments are shared, and
+    /// each is charged once): as many segments as the largest of N + 1 and N * `exclusive` +
     /// `floating`, then `retention` for what is sent and not yet acknowledged, then `overdraft`. Its quota is
     /// [`QUOTA`]. Counts beyond 32 bits stay at the largest number.
     #[must_use]

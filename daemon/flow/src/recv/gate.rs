@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::channel::{Channel, OpenSegment, Pending};
 use crate::failure::{Failure, FailureCode};
-use crate::ids::{Incarnation, SegmentIndex, Sequence, Time};
+use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence, Time};
 use crate::pool::gate::{GatePool, GatePoolSpec};
 use crate::send::partition::fault;
 use crate::shard::{ClientFault, Delivery, GateSpec};
@@ -52,7 +52,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn new(spec: GateSpec, segment_bytes: u32, event_window: u32) -> Self {
-        let channels = spec.shape.channels();
+        let channels = spec.shape.channels(spec.consumer);
         let pool_spec = GatePoolSpec { segments: spec.segments, channels, exclusive: spec.exclusive };
         let (pool, mut refusal) = match GatePool::new(pool_spec) {
             Ok(pool) => (pool, None),
@@ -105,6 +105,18 @@ impl Gate {
         channel.incarnation = incarnation;
         self.take_backlog(index, backlog);
         Ok(())
+    }
+
+    /// The producer that was asked for is not there: the channel waits for it as before. Where it was to be; none if it
+    /// was not asked for, or has been agreed to.
+    pub(crate) fn take_request_back(&mut self, index: u32) -> Option<(LinkId, ChannelIndex)> {
+        let channel = self.channels.get_mut(index as usize)?;
+        let state = channel.state.on(ReceiveEvent::NotFound).ok()?;
+        let at = channel.channel?;
+        // It never had anything: what was announced goes to whoever is asked next.
+        *channel = Channel { state, is_limit_delayed: channel.is_limit_delayed, ..Channel::new() };
+        self.pool.close(index, &mut self.gained);
+        Some(at)
     }
 
     /// The header of a Data frame arrived. Where its payload goes; a segment is opened if the header says so.

@@ -1,13 +1,14 @@
 //! One result partition: its segments, its subpartitions, and what its client is still to be told.
 
-use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use bytes::Bytes;
 
-use super::segments::Segments;
-use super::subpartition::{Item, SendMemory, Slice, Subpartition};
+use super::memory::{Builder, SendMemory};
+use super::subpartition::{Item, Slice, Subpartition};
+use crate::exchange::Strategy;
 use crate::failure::Failure;
 use crate::ids::SubpartitionIndex;
 use crate::shard::{ClientFault, PartitionSpec, PartitionUpdate, SubpartitionView};
@@ -28,8 +29,6 @@ pub(crate) struct Partition {
     pub(crate) ended: u32,
     /// To be told to the client once.
     pub(crate) outcome: Option<PartitionUpdate>,
-    /// Subpartitions whose view changed.
-    pub(crate) changed: Vec<SubpartitionIndex>,
     /// In the shard's list of partitions to be looked at.
     pub(crate) is_listed: bool,
     /// It is the one that consumers find under its exchange and producer index.
@@ -38,18 +37,13 @@ pub(crate) struct Partition {
 
 impl Partition {
     pub(crate) fn new(spec: PartitionSpec, segment_bytes: u32) -> Self {
-        let count = spec.shape.subpartitions();
+        let count = spec.shape.subpartitions(spec.producer);
         Self {
             state: PartitionState::Running,
-            memory: SendMemory {
-                segments: Segments::new(spec.segments),
-                returned: VecDeque::new(),
-                in_kernel: 0,
-            },
+            memory: SendMemory::new(spec.segments, spec.shape.builders(spec.producer)),
             subpartitions: (0..count).map(|_| Subpartition::new(segment_bytes)).collect(),
             ended: 0,
             outcome: None,
-            changed: Vec::new(),
             is_listed: false,
             is_findable: false,
             spec,
@@ -66,15 +60,30 @@ impl Partition {
         self.subpartitions.get(index.0 as usize)
     }
 
-    fn open_subpartition(&mut self, index: SubpartitionIndex) -> Result<&mut Subpartition, ClientFault> {
-        let count = self.subpartitions.len();
-        let Some(subpartition) = self.subpartitions.get_mut(index.0 as usize) else {
+    /// The subpartitions that get what is handed over for a builder.
+    pub(crate) fn readers(&self, builder: SubpartitionIndex) -> Range<usize> {
+        let index = builder.0 as usize;
+        if self.is_shared() { 0..self.subpartitions.len() } else { index..index + 1 }
+    }
+
+    /// Whether one builder feeds all subpartitions.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.spec.shape.strategy == Strategy::Broadcast
+    }
+
+    fn readers_of(&self, builder: SubpartitionIndex) -> impl Iterator<Item = &Subpartition> {
+        self.subpartitions.get(self.readers(builder)).unwrap_or_default().iter()
+    }
+
+    fn open_builder(&self, index: SubpartitionIndex) -> Result<&Builder, ClientFault> {
+        let count = self.memory.builders.len();
+        let Some(builder) = self.memory.builder(index) else {
             return Err(fault("subpartition", format!("is {index}; needed: below {count}")));
         };
-        if subpartition.is_end_submitted {
+        if builder.is_end_submitted {
             return Err(fault("subpartition", format!("{index} was ended; needed: one that goes on")));
         }
-        Ok(subpartition)
+        Ok(builder)
     }
 
     /// A slice from the client. Everything is checked before anything changes.
@@ -85,7 +94,7 @@ impl Partition {
         last: bool,
         segment_bytes: u32,
     ) -> Result<(), ClientFault> {
-        let builder = self.open_subpartition(index)?.builder;
+        let builder = self.open_builder(index)?.segment;
         let Slice { segment, offset, bytes, records } = slice;
         let count = self.memory.segments.len();
         let Some(state) = self.memory.segments.get(segment) else {
@@ -122,19 +131,23 @@ impl Partition {
     }
 
     fn accept_data(&mut self, index: SubpartitionIndex, slice: Slice, last: bool) {
-        let Some(subpartition) = self.subpartitions.get_mut(index.0 as usize) else { return };
-        let memory = &mut self.memory;
+        let readers = self.readers(index);
+        let Self { memory, subpartitions, .. } = self;
         if let Some(state) = memory.segments.get_mut(slice.segment) {
             state.owner = index;
             state.fill = slice.offset + slice.bytes;
             state.is_builder = true;
         }
-        subpartition.builder = Some(slice.segment);
-        if slice.bytes > 0 && subpartition.is_live() {
-            subpartition.push_slice(slice, memory);
+        if let Some(builder) = memory.builder_mut(index) {
+            builder.segment = Some(slice.segment);
+            builder.submitted_bytes += u64::from(slice.bytes);
+        }
+        if slice.bytes > 0 {
+            let readers = subpartitions.get_mut(readers).unwrap_or_default().iter_mut();
+            readers.filter(|reader| reader.is_live()).for_each(|reader| reader.push_slice(slice, memory));
         }
         if last {
-            subpartition.close_builder(slice.segment, memory);
+            memory.close_builder(index);
         }
     }
 
@@ -142,26 +155,28 @@ impl Partition {
     pub(crate) fn submit_event(
         &mut self,
         index: SubpartitionIndex,
-        payload: Bytes,
+        payload: &Bytes,
         priority: bool,
     ) -> Result<(), ClientFault> {
-        let subpartition = self.open_subpartition(index)?;
+        self.open_builder(index)?;
         if payload.len() > EVENT_BYTES_MAX as usize {
             let found = payload.len();
             return Err(fault("event bytes", format!("is {found}; needed: at most {EVENT_BYTES_MAX}")));
         }
-        if subpartition.events_in_flight >= EVENTS_IN_FLIGHT_MAX {
+        if self.readers_of(index).any(|reader| reader.events_in_flight >= EVENTS_IN_FLIGHT_MAX) {
             return Err(fault(
                 "events",
                 format!("{EVENTS_IN_FLIGHT_MAX} are on their way; needed: to wait at the event window"),
             ));
         }
-        if subpartition.is_live() {
-            subpartition.events_in_flight += 1;
+        let readers = self.readers(index);
+        let readers = self.subpartitions.get_mut(readers).unwrap_or_default().iter_mut();
+        for reader in readers.filter(|reader| reader.is_live()) {
+            reader.events_in_flight += 1;
             if priority {
-                subpartition.priority.push_back(payload);
+                reader.priority.push_back(payload.clone());
             } else {
-                subpartition.queue.push_back(Item::Event(payload));
+                reader.queue.push_back(Item::Event(payload.clone()));
             }
         }
         Ok(())
@@ -169,13 +184,14 @@ impl Partition {
 
     /// The end of data from the client.
     pub(crate) fn submit_end(&mut self, index: SubpartitionIndex) -> Result<(), ClientFault> {
-        let subpartition = self.open_subpartition(index)?;
-        if let Some(open) = subpartition.builder {
+        if let Some(open) = self.open_builder(index)?.segment {
             return Err(fault("end", format!("segment {open} is not closed; needed: to close it first")));
         }
-        subpartition.is_end_submitted = true;
-        if subpartition.is_live() {
-            subpartition.queue.push_back(Item::End);
+        let readers = self.readers(index);
+        let readers = self.subpartitions.get_mut(readers).unwrap_or_default().iter_mut();
+        readers.filter(|reader| reader.is_live()).for_each(|reader| reader.queue.push_back(Item::End));
+        if let Some(builder) = self.memory.builder_mut(index) {
+            builder.is_end_submitted = true;
         }
         Ok(())
     }
@@ -220,10 +236,8 @@ impl Partition {
     /// The client is gone: what it still wrote is nobody's.
     pub(crate) fn close(&mut self) {
         self.state = self.state.on(PartitionEvent::Closed).unwrap_or(PartitionState::Closed);
-        for subpartition in &mut self.subpartitions {
-            if let Some(segment) = subpartition.builder {
-                subpartition.close_builder(segment, &mut self.memory);
-            }
+        for builder in 0..self.memory.builders.len() as u32 {
+            self.memory.close_builder(SubpartitionIndex(builder));
         }
         self.outcome = None;
     }
@@ -240,39 +254,37 @@ impl Partition {
         }
     }
 
+    /// Something changed at a subpartition that its client sees.
     pub(crate) fn mark_changed(&mut self, index: SubpartitionIndex) {
-        if let Some(subpartition) = self.subpartitions.get_mut(index.0 as usize)
-            && !subpartition.is_changed
-        {
-            subpartition.is_changed = true;
-            self.changed.push(index);
-        }
+        let builder = if self.is_shared() { SubpartitionIndex(0) } else { index };
+        self.memory.mark_changed(builder);
     }
 
-    pub(crate) fn take_changed(&mut self, out: &mut Vec<SubpartitionIndex>) {
-        for index in self.changed.drain(..) {
-            if let Some(subpartition) = self.subpartitions.get_mut(index.0 as usize) {
-                subpartition.is_changed = false;
-            }
-            out.push(index);
-        }
-    }
-
+    /// What its client sees of a builder: of those that read from it, each number of the one that is furthest behind.
     pub(crate) fn view(&self, index: SubpartitionIndex) -> Option<SubpartitionView> {
-        let subpartition = self.subpartition(index)?;
-        Some(SubpartitionView {
-            credit: subpartition.credit(),
-            sent_segments: subpartition.sent_segments,
-            acked_bytes: subpartition.acked_bytes,
-            consumed_bytes: subpartition.consumed_bytes,
-            queued_bytes: subpartition.queued_bytes,
-            events_in_flight: subpartition.events_in_flight,
-            is_gone: subpartition.state == SendState::Failed,
+        let sent_segments = self.memory.builder(index)?.sent_segments;
+        let of_reader = |reader: &Subpartition| SubpartitionView {
+            credit: reader.credit(),
+            sent_segments,
+            acked_bytes: reader.acked_bytes,
+            consumed_bytes: reader.consumed_bytes,
+            queued_bytes: reader.queued_bytes,
+            events_in_flight: reader.events_in_flight,
+            is_gone: reader.state == SendState::Failed,
+        };
+        self.readers_of(index).map(of_reader).reduce(|slowest, reader| SubpartitionView {
+            credit: slowest.credit.min(reader.credit),
+            sent_segments,
+            acked_bytes: slowest.acked_bytes.min(reader.acked_bytes),
+            consumed_bytes: slowest.consumed_bytes.min(reader.consumed_bytes),
+            queued_bytes: slowest.queued_bytes.max(reader.queued_bytes),
+            events_in_flight: slowest.events_in_flight.max(reader.events_in_flight),
+            is_gone: slowest.is_gone || reader.is_gone,
         })
     }
 
     pub(crate) fn has_news(&self) -> bool {
-        !self.memory.returned.is_empty() || self.outcome.is_some() || !self.changed.is_empty()
+        !self.memory.returned.is_empty() || self.outcome.is_some() || !self.memory.changed.is_empty()
     }
 
     /// Whether everything that was handed over has arrived, or will never arrive.

@@ -2,7 +2,8 @@
 //!
 //! Each segment counts its slices by place: queued, in the kernel, unacknowledged; and whether the client still
 //! writes it (`builder`). It is free if and only if all of these are zero. Slices of one segment can be in several
-//! places at once; for a sum over segments it counts once, in the leftmost place that is not empty.
+//! places at once; for a sum over segments it counts once, in the leftmost place that is not empty. Where several
+//! subpartitions share a segment, each counts the slices that it has of it.
 
 use alloc::vec::Vec;
 
@@ -12,7 +13,7 @@ use crate::invariant::{Violation, ensure};
 /// One segment of a send region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentState {
-    /// Whose it is while it is not free.
+    /// Whose builder it was opened in, while it is not free: its subpartition's, or the first one, which all share.
     pub(crate) owner: SubpartitionIndex,
     /// Bytes handed over so far.
     pub(crate) fill: u32,

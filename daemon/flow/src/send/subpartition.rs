@@ -1,5 +1,8 @@
 //! One subpartition: its queue, and the channel to its consumer.
 //!
+//! Subpartitions of a `broadcast` partition share their segments: each has the slices in its own queue, at its own place,
+//! and a segment is free when the last of them has let go of it.
+//!
 //! A slice goes queue → planned (in a batch that the kernel has) → unacknowledged → released. Frames take their
 //! sequence number when they are planned, so that a priority event can overtake what is queued. `retained` holds
 //! every planned frame until it is acknowledged; the front one has number `retained_base`, those from
@@ -9,8 +12,9 @@ use alloc::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::memory::SendMemory;
 use super::packing::Packing;
-use super::segments::{SegmentState, Segments};
+use super::segments::SegmentState;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, LinkId, SegmentIndex, Sequence, Time};
 use crate::state::{SendEvent, SendState};
@@ -60,42 +64,6 @@ pub(crate) struct PlannedSlice {
     pub(crate) backlog: u32,
 }
 
-/// The segments of a partition, and those that its client gets back.
-#[derive(Debug)]
-pub(crate) struct SendMemory {
-    pub(crate) segments: Segments,
-    pub(crate) returned: VecDeque<SegmentIndex>,
-    /// Slices in batches or begun frames. Memory may not go away while there are any.
-    pub(crate) in_kernel: u32,
-}
-
-impl SendMemory {
-    fn change(&mut self, segment: SegmentIndex, change: impl FnOnce(&mut SegmentState)) {
-        if let Some(state) = self.segments.get_mut(segment) {
-            change(state);
-            if state.is_free() {
-                *state = SegmentState { is_returning: true, ..SegmentState::default() };
-                self.returned.push_back(segment);
-            }
-        }
-    }
-
-    /// The next segment that the client gets back.
-    pub(crate) fn poll_returned(&mut self) -> Option<SegmentIndex> {
-        let segment = self.returned.pop_front()?;
-        if let Some(state) = self.segments.get_mut(segment) {
-            state.is_returning = false;
-        }
-        Some(segment)
-    }
-
-    /// The kernel let go of a slice whose channel is over.
-    pub(crate) fn drop_in_kernel(&mut self, segment: SegmentIndex) {
-        self.in_kernel = self.in_kernel.saturating_sub(1);
-        self.change(segment, |state| state.in_kernel = state.in_kernel.saturating_sub(1));
-    }
-}
-
 /// Counts of a channel since it opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendCounts {
@@ -125,8 +93,6 @@ pub(crate) struct Subpartition {
     pub(crate) packing: Packing,
     /// The backlog that the receiver was told last.
     pub(crate) told_backlog: u32,
-    pub(crate) builder: Option<SegmentIndex>,
-    pub(crate) is_end_submitted: bool,
     pub(crate) event_limit: u64,
     pub(crate) events_sent: u64,
     pub(crate) events_in_flight: u32,
@@ -134,7 +100,6 @@ pub(crate) struct Subpartition {
     pub(crate) unacked_bytes: u64,
     pub(crate) acked_bytes: u64,
     pub(crate) consumed_bytes: u64,
-    pub(crate) sent_segments: u64,
     pub(crate) counts: SendCounts,
     pub(crate) stalled_since: Option<Time>,
     /// In the link's round of channels.
@@ -143,8 +108,6 @@ pub(crate) struct Subpartition {
     pub(crate) is_priority_listed: bool,
     /// Bytes that it may send in its turn.
     pub(crate) deficit: u32,
-    /// Its view changed since the shell last looked.
-    pub(crate) is_changed: bool,
     /// The socket of its link was lost, and the receiver has not said yet where to go on.
     pub(crate) is_suspended: bool,
 }
@@ -163,8 +126,6 @@ impl Subpartition {
             acked_sequence: 0,
             packing: Packing::new(segment_bytes),
             told_backlog: 0,
-            builder: None,
-            is_end_submitted: false,
             event_limit: 0,
             events_sent: 0,
             events_in_flight: 0,
@@ -172,13 +133,11 @@ impl Subpartition {
             unacked_bytes: 0,
             acked_bytes: 0,
             consumed_bytes: 0,
-            sent_segments: 0,
             counts: SendCounts::default(),
             stalled_since: None,
             is_listed: false,
             is_priority_listed: false,
             deficit: 0,
-            is_changed: false,
             is_suspended: false,
         }
     }
@@ -212,22 +171,6 @@ impl Subpartition {
         self.packing.push(slice.bytes);
         self.queue.push_back(Item::Slice(slice));
         memory.change(slice.segment, |state| state.queued += 1);
-    }
-
-    /// The client closed this segment.
-    pub(crate) fn close_builder(&mut self, segment: SegmentIndex, memory: &mut SendMemory) {
-        self.builder = None;
-        memory.change(segment, |state| {
-            state.is_builder = false;
-            self.sent_segments += Self::left_now(state);
-        });
-    }
-
-    /// 1 if the segment leaves the queue at this moment.
-    fn left_now(state: &mut SegmentState) -> u64 {
-        let leaves = state.is_gone_from_queue() && !state.has_left;
-        state.has_left |= leaves;
-        u64::from(leaves)
     }
 
     /// What it may send next, priority events aside.
@@ -359,7 +302,6 @@ impl Subpartition {
             memory.change(slice.segment, |state| {
                 state.in_kernel = state.in_kernel.saturating_sub(1);
                 state.unacked += 1;
-                self.sent_segments += Self::left_now(state);
             });
         }
         self.release_acked(memory);
@@ -550,10 +492,7 @@ impl Subpartition {
         }
         while let Some(item) = self.queue.pop_front() {
             if let Item::Slice(slice) = item {
-                memory.change(slice.segment, |state| {
-                    state.queued = state.queued.saturating_sub(1);
-                    self.sent_segments += Self::left_now(state);
-                });
+                memory.change(slice.segment, |state| state.queued = state.queued.saturating_sub(1));
             }
         }
         self.priority.clear();

@@ -111,12 +111,17 @@ impl Shard {
     ) -> Result<(), Violation> {
         partition.memory.segments.check()?;
         let mut counted = vec![SegmentState::default(); partition.memory.segments.len() as usize];
+        for segment in partition.memory.builders.iter().filter_map(|builder| builder.segment) {
+            let state = counted.get_mut(segment.0 as usize);
+            state.into_iter().for_each(|state| state.is_builder = true);
+        }
         for (index, subpartition) in partition.subpartitions.iter().enumerate() {
             count_slices(subpartition, &mut counted);
             let key = SendKey { partition: id, subpartition: SubpartitionIndex(index as u32) };
             check_subpartition(key, subpartition)?;
             self.check_sending(key, subpartition, view)?;
         }
+        check_builders(id, partition)?;
         let mut in_kernel = 0;
         for (segment, state) in partition.memory.segments.iter() {
             let Some(counted) = counted.get_mut(segment.0 as usize) else { continue };
@@ -324,9 +329,6 @@ fn count_slices(subpartition: &Subpartition, counted: &mut [SegmentState]) {
             change(state);
         }
     };
-    if let Some(segment) = subpartition.builder {
-        at(segment, |state| state.is_builder = true);
-    }
     for item in &subpartition.queue {
         if let Item::Slice(slice) = item {
             at(slice.segment, |state| state.queued += 1);
@@ -338,6 +340,44 @@ fn count_slices(subpartition: &Subpartition, counted: &mut [SegmentState]) {
             at(slice.segment, |state| state.unacked += 1);
         }
     }
+}
+
+/// Everything that was handed over in a builder is with each subpartition that reads from it, until it has arrived: so
+/// those that share a segment hold it until the last of them has it.
+fn check_builders(id: PartitionId, partition: &Partition) -> Result<(), Violation> {
+    for (number, builder) in partition.memory.builders.iter().enumerate() {
+        let readers = partition.readers(SubpartitionIndex(number as u32));
+        let readers = readers.filter_map(|index| Some((index, partition.subpartitions.get(index)?)));
+        for (index, reader) in readers.filter(|(_, reader)| reader.state != SendState::Failed) {
+            let found = reader.queued_bytes + reader.unacked_bytes + reader.acked_bytes;
+            ensure!(
+                found == builder.submitted_bytes,
+                "what was handed over waits, is on its way, or has arrived",
+                "partition {id}, subpartition {index}: {found} of {}",
+                builder.submitted_bytes
+            );
+            let slices = reader.queue.iter().filter_map(|item| match item {
+                Item::Slice(slice) => Some(slice),
+                Item::Event(_) | Item::End => None,
+            });
+            let retained = reader.retained.iter().filter_map(|frame| match frame {
+                Retained::Slice { slice } => Some(slice),
+                Retained::Event { .. } | Retained::End => None,
+            });
+            for slice in slices.chain(retained) {
+                let state = partition.memory.segments.get(slice.segment);
+                let is_inside = state.is_some_and(|state| {
+                    state.owner.0 as usize == number && slice.offset + slice.bytes <= state.fill
+                });
+                ensure!(
+                    is_inside,
+                    "a slice lies in what was handed over in its builder",
+                    "partition {id}, subpartition {index}: {slice:?} in {state:?}"
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 fn check_subpartition(key: SendKey, subpartition: &Subpartition) -> Result<(), Violation> {

@@ -133,7 +133,12 @@ impl Shard {
     ) {
         let Some(state) = self.links.get_mut(link) else { return };
         match state.receiver(channel) {
-            Some(key) => self.fail_receiver(key, failure, false, now),
+            Some(key) => {
+                let is_not_there = failure.code == FailureCode::PartitionNotFound;
+                if !is_not_there || !self.take_request_back(key, now) {
+                    self.fail_receiver(key, failure, false, now);
+                }
+            }
             None => {
                 if state.change_index(channel, IndexEvent::FailedArrived).is_none() {
                     self.skip(link, header);

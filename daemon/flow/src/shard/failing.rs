@@ -1,9 +1,8 @@
 //! How a failure spreads, and where it stops.
 
 use super::{ChannelKey, Notice, Shard};
-use crate::exchange::{Shape, Strategy};
 use crate::failure::Failure;
-use crate::ids::{ConsumerIndex, LinkId, PartitionId, ProducerIndex, SubpartitionIndex, Time};
+use crate::ids::{LinkId, PartitionId, SubpartitionIndex, Time};
 use crate::link::{ReceiveKey, SendKey};
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
@@ -114,7 +113,7 @@ pub(super) fn sending_key(partition: &Partition, index: SubpartitionIndex, link:
         side: Side::Send,
         exchange: spec.exchange.clone(),
         producer: spec.producer,
-        consumer: consumer_of(&spec.shape, spec.producer, index),
+        consumer: spec.shape.consumer_at(spec.producer, index),
         link,
     }
 }
@@ -125,37 +124,8 @@ pub(super) fn receiving_key(gate: &Gate, channel: u32, link: LinkId) -> ChannelK
     ChannelKey {
         side: Side::Receive,
         exchange: spec.exchange.clone(),
-        producer: producer_of(&spec.shape, spec.consumer, channel),
+        producer: spec.shape.producer_at(spec.consumer, channel),
         consumer: spec.consumer,
         link,
     }
-}
-
-/// The consumer that a producer's subpartition feeds.
-pub(super) const fn consumer_of(
-    shape: &Shape,
-    producer: ProducerIndex,
-    subpartition: SubpartitionIndex,
-) -> ConsumerIndex {
-    match shape.strategy {
-        Strategy::Forward => ConsumerIndex(producer.0),
-        Strategy::Rebalance | Strategy::Hash => ConsumerIndex(subpartition.0),
-    }
-}
-
-/// The producer that feeds this channel of a consumer's gate.
-pub(super) const fn producer_of(shape: &Shape, consumer: ConsumerIndex, channel: u32) -> ProducerIndex {
-    match shape.strategy {
-        Strategy::Forward => ProducerIndex(consumer.0),
-        Strategy::Rebalance | Strategy::Hash => ProducerIndex(channel),
-    }
-}
-
-/// The channel of a consumer's gate that this producer feeds.
-pub(super) fn channel_of(shape: &Shape, consumer: ConsumerIndex, producer: ProducerIndex) -> Option<u32> {
-    shape.subpartition(producer, consumer)?;
-    Some(match shape.strategy {
-        Strategy::Forward => 0,
-        Strategy::Rebalance | Strategy::Hash => producer.0,
-    })
 }

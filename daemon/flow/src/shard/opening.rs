@@ -2,13 +2,13 @@
 
 use alloc::format;
 
-use super::failing::{channel_of, receiving_key, sending_key};
+use super::failing::{receiving_key, sending_key};
 use super::{LinkSpec, Notice, Shard};
 use crate::exchange::Shape;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, GateId, Incarnation, LinkId, ProducerLife, Sequence, Time};
 use crate::link::{LINK_CHANNELS_MAX, Link, ReceiveKey, SendKey, Serving};
-use crate::state::{IndexState, LinkEvent, LinkState, ReceiveEvent, SendEvent, SendState};
+use crate::state::{IndexEvent, IndexState, LinkEvent, LinkState, ReceiveEvent, SendEvent, SendState};
 use crate::wire::{Message, OpenChannel};
 
 /// In OpenChannel: whichever life of the partition there is.
@@ -72,11 +72,12 @@ impl Shard {
 
     /// Opens a gate's channel to this life of a producer over a link. Without effect if it was opened before, also if
     /// it has failed since, or if the producer does not feed this consumer. What stands against it is delivered as the
-    /// channel's failure; so is that the producer has another life by the time the request arrives.
+    /// channel's failure; but that the producer has no such life when the request arrives is told by
+    /// [`Notice::ProducerNotFound`], and the channel may be opened again.
     pub fn handle_producer(&mut self, gate: GateId, life: ProducerLife, link: LinkId, now: Time) {
         let ProducerLife { producer, incarnation } = life;
         let Some(state) = self.gates.get(gate) else { return };
-        let Some(channel) = channel_of(&state.spec.shape, state.spec.consumer, producer) else { return };
+        let Some(channel) = state.spec.shape.channel(state.spec.consumer, producer) else { return };
         let key = ReceiveKey { gate, channel };
         let Some(requested) =
             state.channel(channel).and_then(|channel| channel.state.on(ReceiveEvent::Requested).ok())
@@ -232,6 +233,22 @@ impl Shard {
         }
         self.tell_limit(key, now);
         Ok(())
+    }
+
+    /// The producer's node has no such life of the producer: it ended while it was asked for, or it is so new that its
+    /// shard does not know it. The channel is as before it was asked for. False: it was not asked for.
+    pub(super) fn take_request_back(&mut self, key: ReceiveKey, now: Time) -> bool {
+        let Some(gate) = self.gates.get_mut(key.gate) else { return false };
+        let Some((link_id, index)) = gate.take_request_back(key.channel) else { return false };
+        let producer = receiving_key(gate, key.channel, link_id).producer;
+        self.notices.push_back(Notice::ProducerNotFound { gate: key.gate, producer });
+        if let Some(link) = self.links.get_mut(link_id) {
+            link.parser.forget(key);
+            link.limits.retain(|due| *due != key);
+            link.change_index(index, IndexEvent::FailedArrived);
+        }
+        self.tell_gained(key.gate, now);
+        true
     }
 
     /// A consumer's node acknowledged the end of data, and with it everything.

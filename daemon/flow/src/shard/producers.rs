@@ -4,7 +4,7 @@ use alloc::format;
 
 use super::{ClientFault, Notice, PartitionSpec, Shard, Submission};
 use crate::failure::{Failure, FailureCode};
-use crate::ids::{PartitionId, Time};
+use crate::ids::{PartitionId, SubpartitionIndex, Time};
 use crate::link::SendKey;
 use crate::send::partition::{Partition, fault};
 use crate::send::subpartition::{Next, Slice};
@@ -67,14 +67,14 @@ impl Shard {
         let Some(state) = self.partitions.get_mut(partition) else {
             return Err(fault("partition", format!("is {partition}, which is unknown")));
         };
-        let subpartition = match submission {
+        let builder = match submission {
             Submission::Data { subpartition, segment, offset, bytes, records, last } => {
                 let slice = Slice { segment, offset, bytes, records };
                 state.submit_data(subpartition, slice, last, segment_bytes)?;
                 subpartition
             }
             Submission::Event { subpartition, payload, priority } => {
-                state.submit_event(subpartition, payload, priority)?;
+                state.submit_event(subpartition, &payload, priority)?;
                 subpartition
             }
             Submission::End { subpartition } => {
@@ -82,10 +82,14 @@ impl Shard {
                 subpartition
             }
         };
+        let readers = state.readers(builder);
         if state.has_news() {
             self.partitions.list(partition);
         }
-        self.activate(SendKey { partition, subpartition }, now);
+        for reader in readers {
+            let subpartition = SubpartitionIndex(reader as u32);
+            self.activate(SendKey { partition, subpartition }, now);
+        }
         Ok(())
     }
 

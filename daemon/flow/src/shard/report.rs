@@ -1,7 +1,6 @@
 //! What the shard tells about its channels and links. Asked for rarely; costs as much as there are.
 
 use super::Shard;
-use super::failing::{consumer_of, producer_of};
 use crate::ids::{LinkId, SubpartitionIndex, Time};
 use crate::link::Link;
 use crate::recv::channel::Channel;
@@ -62,7 +61,7 @@ impl Shard {
             exchange: spec.exchange.clone(),
             producer: spec.producer,
             producers: spec.shape.producers,
-            consumer: consumer_of(&spec.shape, spec.producer, SubpartitionIndex(index as u32)),
+            consumer: spec.shape.consumer_at(spec.producer, SubpartitionIndex(index as u32)),
             consumers: spec.shape.consumers,
             strategy: spec.shape.strategy,
             peer: self.peer(link).map(|link| link.spec.peer.clone()),
@@ -72,6 +71,8 @@ impl Shard {
             backlog: subpartition.packing.backlog(),
             queued_bytes: subpartition.queued_bytes,
             unacked_bytes: subpartition.unacked_bytes,
+            acked_bytes: subpartition.acked_bytes,
+            consumed_bytes: subpartition.consumed_bytes,
             receiver_ready: 0,
             receiver_held: 0,
             bytes_total: subpartition.counts.bytes,
@@ -90,7 +91,7 @@ impl Shard {
         ChannelStats {
             side: Side::Receive,
             exchange: spec.exchange.clone(),
-            producer: producer_of(&spec.shape, spec.consumer, index as u32),
+            producer: spec.shape.producer_at(spec.consumer, index as u32),
             producers: spec.shape.producers,
             consumer: spec.consumer,
             consumers: spec.shape.consumers,
@@ -102,6 +103,8 @@ impl Shard {
             backlog: channel.backlog,
             queued_bytes: channel.pending_bytes,
             unacked_bytes: 0,
+            acked_bytes: 0,
+            consumed_bytes: 0,
             receiver_ready: ready,
             receiver_held: gate.pool.used(index as u32),
             bytes_total: channel.counts.bytes,

@@ -5,10 +5,12 @@
 //! channel then says what it has ([`Message::Resume`]), and the producer's end takes everything behind that back into
 //! its queue. So nothing is lost and nothing comes twice, wherever the old socket was cut.
 //!
-//! A link that gets no new socket within the grace is closed for good, on each end by its own clock. Whichever end then
-//! meets the other, which still waits, refuses it: that is settled between the shells before a socket gets here.
+//! A link that gets no new socket within the grace is closed for good, on each end by its own clock. Both use the grace
+//! of the end that waits less, so neither waits for one that is to come no more. Whichever end then meets the other,
+//! which still waits, refuses it: that is settled between the shells before a socket gets here.
 
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::{Notice, Shard, Transmit};
@@ -24,14 +26,16 @@ const FIRST: &str = "LinkResume, the first frame on a socket that replaces anoth
 
 impl Shard {
     /// The socket of a link is gone: reset, closed by the peer, or silent for too long. The link waits for another one
-    /// for [`Limits::link_grace_ns`](crate::limits::Limits::link_grace_ns) after it was last heard; then it is closed
-    /// for good, and [`Notice::LinkExpired`] says so. It is closed at once if one end is stopping or there is no grace.
+    /// for [`Limits::link_grace_ns`](crate::limits::Limits::link_grace_ns) after it was last heard, or for as long as the
+    /// peer does if that is shorter; then it is closed for good, and [`Notice::LinkExpired`] says so. It is closed at once
+    /// if one end is stopping or has no grace.
     ///
     /// A send still in flight has to be reported with [`Self::handle_sent`]: before, or the loss takes effect then. The
     /// kernel may read the memory of its slices until it has ended, and the peer may have got all of it.
     pub fn handle_link_lost(&mut self, link: LinkId, reason: &str, now: Time) {
-        let has_grace = self.limits.link_grace_ns > 0;
+        let own_grace_ns = self.limits.link_grace_ns;
         let Some(state) = self.links.get_mut(link) else { return };
+        let has_grace = state.grace_ns(own_grace_ns) > 0;
         if state.batch.is_in_flight && state.is_open() {
             state.pending_loss.get_or_insert_with(|| reason.into());
             return;
@@ -247,19 +251,22 @@ impl Shard {
 
     /// Links whose grace is over are closed for good.
     pub(super) fn expire_links(&mut self, now: Time) {
-        let grace = self.limits.link_grace_ns;
+        let own_ns = self.limits.link_grace_ns;
         let expired: Vec<LinkId> = self
             .links
             .table
             .iter()
             .filter(|(_, link)| link.state == LinkState::Suspended)
-            .filter(|(_, link)| link.last_heard.after_ns(grace) <= now)
+            .filter(|(_, link)| link.last_heard.after_ns(link.grace_ns(own_ns)) <= now)
             .map(|(id, _)| LinkId(id))
             .collect();
         for link in expired {
             let Some(state) = self.links.get(link) else { continue };
-            let seconds = grace as f64 / 1e9;
-            let reason = format!("{}; it did not come back within {seconds} s (link.grace)", state.lost);
+            let (grace_ns, peer) = (state.grace_ns(own_ns), &state.spec.peer);
+            let whose = if grace_ns < own_ns { format!(" of node {peer}") } else { String::new() };
+            let seconds = grace_ns as f64 / 1e9;
+            let reason =
+                format!("{}; it did not come back within {seconds} s (link.grace{whose})", state.lost);
             self.notices.push_back(Notice::LinkExpired(link));
             self.handle_link_closed(link, &reason, now);
         }

@@ -80,7 +80,7 @@ impl Shard {
             .filter(|(_, link)| link.is_open() && !(link.has_socket() && link.is_timed_out))
             .map(|(_, link)| {
                 if !link.has_socket() {
-                    return (link.last_heard.after_ns(limits.link_grace_ns), "link grace");
+                    return (link.last_heard.after_ns(link.grace_ns(limits.link_grace_ns)), "link grace");
                 }
                 let ping = (link.last_ping.after_ns(limits.ping_interval_ns), "ping");
                 let lost = (link.last_received.after_ns(limits.peer_timeout_ns), "peer timeout");

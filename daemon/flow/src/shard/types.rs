@@ -6,7 +6,7 @@ use core::fmt;
 
 use bytes::Bytes;
 
-use crate::exchange::{Name, Shape, Strategy};
+use crate::exchange::{Name, Shape};
 use crate::failure::Failure;
 use crate::ids::{
     ConsumerIndex, GateId, Incarnation, LinkId, PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex,
@@ -27,13 +27,13 @@ pub struct PartitionSpec {
     /// Segments in its send region.
     pub segments: u32,
     /// Whether it goes on without a consumer that is lost. Only for consumers that are interchangeable: without
-    /// effect for other strategies than `rebalance`.
+    /// effect for other strategies than `rebalance` and `rescale`.
     pub continue_without: bool,
 }
 
 impl PartitionSpec {
     pub(crate) fn continues_without_consumer(&self) -> bool {
-        self.continue_without && self.shape.strategy == Strategy::Rebalance
+        self.continue_without && self.shape.strategy.has_interchangeable_consumers()
     }
 }
 
@@ -59,9 +59,14 @@ pub struct LinkSpec {
     pub peer: Name,
     /// The peer's shard at the other end.
     pub peer_shard: u16,
+    /// The peer's [`Limits::link_grace_ns`](crate::limits::Limits::link_grace_ns), as it said: if it waits less than
+    /// this node for another socket, so does this node.
+    pub peer_grace_ns: u64,
 }
 
 /// What a producer's client hands over. All of it is a claim and checked here.
+///
+/// With `broadcast` there is one address, subpartition 0, and what is handed over there goes to every consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Submission {
     /// The next slice of a segment. Slices of a segment follow each other without gap, from offset 0.
@@ -145,12 +150,14 @@ pub enum PartitionUpdate {
     Failed(Failure),
 }
 
-/// What a producer's client sees of one subpartition.
+/// What a producer's client sees of one subpartition. With `broadcast` there is one view, of subpartition 0: each
+/// number is that of the consumer which is furthest behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubpartitionView {
     /// Receive segments that may still be opened; 0 while no consumer is there.
     pub credit: u32,
-    /// Segments that left the queue for good since the start: closed by the client and sent to their last byte.
+    /// Segments that left the queue for good since the start: closed by the client and sent to their last byte, with
+    /// `broadcast` to every consumer.
     pub sent_segments: u64,
     /// Bytes that arrived in the consumer's receive region since the start.
     pub acked_bytes: u64,
@@ -280,6 +287,14 @@ pub enum Notice {
     ChannelEnded(ChannelKey),
     /// The channel failed.
     ChannelFailed(ChannelKey, Failure),
+    /// The producer's node has no such life of a producer, any more or yet: nothing was read of it, and the gate may be
+    /// connected to this producer as before.
+    ProducerNotFound {
+        /// The gate.
+        gate: GateId,
+        /// The producer.
+        producer: ProducerIndex,
+    },
     /// A consumer asked for a channel and was refused; the partition goes on.
     ChannelRefused {
         /// The link on which it asked.

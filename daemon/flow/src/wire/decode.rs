@@ -9,13 +9,15 @@ use super::error::WireError;
 use super::handshake::{Hello, LinkKind, Role};
 use super::header::{Flags, FrameType, HEADER_BYTES, Header, PROTOCOL_VERSION};
 use super::message::{
-    CATALOG_ENTRIES_MAX, Cancel, CatalogEntry, Limit, Message, OpenChannel, PartitionState, Resume, Stats,
-    TASK_TIMES_MAX, TaskTimes,
+    CATALOG_ENTRIES_MAX, CHECKSUM_OPEN, Cancel, CatalogEntry, ENTRY_GATE, ENTRY_PARTITION, GateEntry,
+    GateState, Limit, Message, OpenChannel, PartitionEntry, PartitionState, Resume, Stats, TASK_TIMES_MAX,
+    TaskTimes,
 };
 use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use crate::ids::{ConsumerIndex, Incarnation, ProducerIndex, Sequence};
 use crate::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use crate::wants::GateWants;
 
 /// The message of the frame with this header and body. `body` is exactly `header.length` bytes.
 ///
@@ -103,10 +105,12 @@ fn decode_hello(body: &mut Fields<'_>) -> Result<Hello, WireError> {
         local_shard: body.u16("local shard")?,
         peer_shard: body.u16("peer shard")?,
         segment_bytes: body.segment_bytes()?,
+        record_bytes_max: body.u32("record bytes max")?,
         epoch: body.u64("epoch")?,
         listen_port: body.u16("listen port")?,
         link: body.u64("link")?,
         resumes: body.u32("resumes")?,
+        grace_ms: body.u32("grace")?,
         nonce: body.array("nonce")?,
         mac: body.array("code")?,
         node: body.name("node name")?,
@@ -156,30 +160,64 @@ fn decode_resume(body: &mut Fields<'_>) -> Result<Resume, WireError> {
 }
 
 fn decode_entries(body: &mut Fields<'_>) -> Result<Vec<CatalogEntry>, WireError> {
-    let count = body.count("catalog entries", CATALOG_ENTRIES_MAX, "at most 512")?;
+    let count = body.count("catalog entries", CATALOG_ENTRIES_MAX, "at most 256")?;
     let mut entries = Vec::with_capacity(count);
     for _ in 0..count {
-        let producer = ProducerIndex(body.u32("producer")?);
-        let shape = body.shape()?;
-        let incarnation = Incarnation(body.u64("incarnation")?);
-        let shard = body.u16("shard")?;
-        let state = body.u8("partition state")?;
-        let state = PartitionState::from_wire(state).ok_or(WireError::Field {
-            field: "partition state",
-            found: u64::from(state),
-            needed: "1 (running), 2 (finished) or 3 (gone)",
-        })?;
-        body.zero("reserved byte", 1)?;
-        entries.push(CatalogEntry {
-            exchange: body.name("exchange")?,
-            producer,
-            shape,
-            shard,
-            incarnation,
-            state,
+        entries.push(match body.u8("kind of entry")? {
+            ENTRY_PARTITION => CatalogEntry::Partition(decode_partition(body)?),
+            ENTRY_GATE => CatalogEntry::Gate(decode_gate(body)?),
+            found => {
+                return Err(WireError::Field {
+                    field: "kind of entry",
+                    found: u64::from(found),
+                    needed: "1 (partition) or 2 (gate)",
+                });
+            }
         });
     }
     Ok(entries)
+}
+
+fn decode_partition(body: &mut Fields<'_>) -> Result<PartitionEntry, WireError> {
+    let producer = ProducerIndex(body.u32("producer")?);
+    let shape = body.shape()?;
+    let incarnation = Incarnation(body.u64("incarnation")?);
+    let shard = body.u16("shard")?;
+    let state = body.u8("partition state")?;
+    let state = PartitionState::from_wire(state).ok_or(WireError::Field {
+        field: "partition state",
+        found: u64::from(state),
+        needed: "1 (running), 2 (finished) or 3 (gone)",
+    })?;
+    let (exchange, task) = (body.name("exchange")?, body.name("task")?);
+    Ok(PartitionEntry { exchange, producer, shape, shard, incarnation, state, task })
+}
+
+fn decode_gate(body: &mut Fields<'_>) -> Result<GateEntry, WireError> {
+    let consumer = ConsumerIndex(body.u32("consumer")?);
+    let producers = match body.u32("producers")? {
+        0 => None,
+        found => Some(parallelism("producers", found)?),
+    };
+    let consumers = body.parallelism("consumers")?;
+    let segment_bytes = body.segment_bytes()?;
+    let strategy = match body.u8("strategy")? {
+        0 => None,
+        found => Some(strategy(found)?),
+    };
+    let checksum = match body.u8("checksum")? {
+        CHECKSUM_OPEN => None,
+        found => Some(checksum(found, "0, 1 or 2 (left open)")?),
+    };
+    let state = body.u8("gate state")?;
+    let state = GateState::from_wire(state).ok_or(WireError::Field {
+        field: "gate state",
+        found: u64::from(state),
+        needed: "1 (attached) or 2 (gone)",
+    })?;
+    let (exchange, task) = (body.name("exchange")?, body.name("task")?);
+    let wants = GateWants { consumers, producers, strategy, segment_bytes, checksum };
+    Ok(GateEntry { exchange, consumer, wants, state, task })
 }
 
 fn decode_stats(body: &mut Fields<'_>) -> Result<Stats, WireError> {
@@ -287,36 +325,40 @@ impl<'a> Fields<'a> {
     }
 
     fn parallelism(&mut self, field: &'static str) -> Result<u32, WireError> {
-        let found = self.u32(field)?;
-        if (1..=PARALLELISM_MAX).contains(&found) {
-            return Ok(found);
-        }
-        Err(WireError::Field { field, found: u64::from(found), needed: "1 to 4096" })
+        parallelism(field, self.u32(field)?)
     }
 
     fn shape(&mut self) -> Result<Shape, WireError> {
         let producers = self.parallelism("producers")?;
         let consumers = self.parallelism("consumers")?;
         let segment_bytes = self.segment_bytes()?;
-        let strategy = self.u8("strategy")?;
-        let strategy = Strategy::from_wire(strategy).ok_or(WireError::Field {
-            field: "strategy",
-            found: u64::from(strategy),
-            needed: "1 (forward), 2 (rebalance) or 3 (hash)",
-        })?;
-        let checksum = match self.u8("checksum")? {
-            0 => false,
-            1 => true,
-            found => {
-                return Err(WireError::Field {
-                    field: "checksum",
-                    found: u64::from(found),
-                    needed: "0 or 1",
-                });
-            }
-        };
+        let strategy = strategy(self.u8("strategy")?)?;
+        let checksum = checksum(self.u8("checksum")?, "0 or 1")?;
         self.zero("reserved bytes", 2)?;
         Ok(Shape { producers, consumers, strategy, segment_bytes, checksum })
+    }
+}
+
+fn parallelism(field: &'static str, found: u32) -> Result<u32, WireError> {
+    if (1..=PARALLELISM_MAX).contains(&found) {
+        return Ok(found);
+    }
+    Err(WireError::Field { field, found: u64::from(found), needed: "1 to 4096" })
+}
+
+fn strategy(found: u8) -> Result<Strategy, WireError> {
+    Strategy::from_wire(found).ok_or(WireError::Field {
+        field: "strategy",
+        found: u64::from(found),
+        needed: "1 (forward), 2 (rebalance), 3 (hash), 4 (broadcast), 5 (rescale) or 6 (custom)",
+    })
+}
+
+fn checksum(found: u8, needed: &'static str) -> Result<bool, WireError> {
+    match found {
+        0 => Ok(false),
+        1 => Ok(true),
+        found => Err(WireError::Field { field: "checksum", found: u64::from(found), needed }),
     }
 }
 

@@ -4,9 +4,13 @@ use alloc::vec::Vec;
 
 use super::handshake::Hello;
 use super::header::{Flags, HEADER_BYTES, Header};
-use super::message::{Cancel, CatalogEntry, Limit, Message, OpenChannel, Resume, Stats};
+use super::message::{
+    CHECKSUM_OPEN, Cancel, CatalogEntry, ENTRY_GATE, ENTRY_PARTITION, GateEntry, Limit, Message, OpenChannel,
+    PartitionEntry, Resume, Stats,
+};
 use crate::exchange::{Name, Shape};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure};
+use crate::wants::GateWants;
 
 /// Appends the frame of `message` to `out`.
 ///
@@ -90,10 +94,12 @@ fn encode_hello(hello: &Hello, out: &mut Vec<u8>) {
     put_u16(out, hello.local_shard);
     put_u16(out, hello.peer_shard);
     put_u32(out, hello.segment_bytes);
+    put_u32(out, hello.record_bytes_max);
     put_u64(out, hello.epoch);
     put_u16(out, hello.listen_port);
     put_u64(out, hello.link);
     put_u32(out, hello.resumes);
+    put_u32(out, hello.grace_ms);
     out.extend_from_slice(&hello.nonce);
     out.extend_from_slice(&hello.mac);
     put_name(out, &hello.node);
@@ -135,12 +141,36 @@ fn encode_cancel(cancel: &Cancel, out: &mut Vec<u8>) {
 }
 
 fn encode_entry(entry: &CatalogEntry, out: &mut Vec<u8>) {
-    put_u32(out, entry.producer.0);
-    put_shape(out, &entry.shape);
-    put_u64(out, entry.incarnation.0);
-    put_u16(out, entry.shard);
-    out.extend_from_slice(&[entry.state as u8, 0]);
-    put_name(out, &entry.exchange);
+    match entry {
+        CatalogEntry::Partition(partition) => encode_partition(partition, out),
+        CatalogEntry::Gate(gate) => encode_gate(gate, out),
+    }
+}
+
+fn encode_partition(partition: &PartitionEntry, out: &mut Vec<u8>) {
+    out.push(ENTRY_PARTITION);
+    put_u32(out, partition.producer.0);
+    put_shape(out, &partition.shape);
+    put_u64(out, partition.incarnation.0);
+    put_u16(out, partition.shard);
+    out.push(partition.state as u8);
+    put_name(out, &partition.exchange);
+    put_name(out, &partition.task);
+}
+
+/// What the consumer leaves open has a number that no shape has.
+fn encode_gate(gate: &GateEntry, out: &mut Vec<u8>) {
+    let GateWants { consumers, producers, strategy, segment_bytes, checksum } = gate.wants;
+    out.push(ENTRY_GATE);
+    put_u32(out, gate.consumer.0);
+    put_u32(out, producers.unwrap_or(0));
+    put_u32(out, consumers);
+    put_u32(out, segment_bytes);
+    let strategy = strategy.map_or(0, |strategy| strategy as u8);
+    let checksum = checksum.map_or(CHECKSUM_OPEN, u8::from);
+    out.extend_from_slice(&[strategy, checksum, gate.state as u8]);
+    put_name(out, &gate.exchange);
+    put_name(out, &gate.task);
 }
 
 fn encode_stats(stats: &Stats, out: &mut Vec<u8>) {

@@ -71,6 +71,8 @@ pub struct Hello {
     pub peer_shard: u16,
     /// The sender's segment size, in bytes. Both ends must have the same.
     pub segment_bytes: u32,
+    /// The largest record that the sender's node lets through, in bytes. Both ends must have the same.
+    pub record_bytes_max: u32,
     /// One life of the sending daemon. Another value from the same node means that it was started anew.
     pub epoch: u64,
     /// TCP port that the sender's node listens on: with the address of this connection, where a peer that the
@@ -82,6 +84,9 @@ pub struct Hello {
     /// 0: the link is new. Else this connection takes the place of an earlier one of the same link, and the number is
     /// larger than that of any before. 0 on a control link.
     pub resumes: u32,
+    /// How long the sender waits for another connection of a data link that was lost, in milliseconds; 0: not at all. Of
+    /// both ends the one that waits less decides. Without effect on a control link.
+    pub grace_ms: u32,
     /// Random, made for this handshake.
     pub nonce: [u8; 32],
     /// The code over the transcript, or 0 in the first Hello.
@@ -105,10 +110,12 @@ pub fn handshake_transcript(role: Role, dialler: &Hello, acceptor: &Hello) -> Ve
         bytes.extend_from_slice(&hello.local_shard.to_le_bytes());
         bytes.extend_from_slice(&hello.peer_shard.to_le_bytes());
         bytes.extend_from_slice(&hello.segment_bytes.to_le_bytes());
+        bytes.extend_from_slice(&hello.record_bytes_max.to_le_bytes());
         bytes.extend_from_slice(&hello.epoch.to_le_bytes());
         bytes.extend_from_slice(&hello.listen_port.to_le_bytes());
         bytes.extend_from_slice(&hello.link.to_le_bytes());
         bytes.extend_from_slice(&hello.resumes.to_le_bytes());
+        bytes.extend_from_slice(&hello.grace_ms.to_le_bytes());
         bytes.extend_from_slice(&hello.nonce);
         // The length in front keeps two names from running into each other.
         bytes.push(u8::try_from(hello.node.as_str().len()).unwrap_or(u8::MAX));

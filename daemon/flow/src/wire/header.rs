@@ -184,9 +184,9 @@ const NAME_MAX: u32 = crate::exchange::NAME_BYTES_MAX as u32;
 
 frame_types! {
     /// First message of a handshake, and (with [`Flags::CONFIRM`]) its third.
-    Hello = 1, Link, 100, 99 + NAME_MAX, Flags::CONFIRM, [];
+    Hello = 1, Link, 108, 107 + NAME_MAX, Flags::CONFIRM, [];
     /// Second message of a handshake.
-    HelloAck = 2, Link, 100, 99 + NAME_MAX, Flags::NONE, [];
+    HelloAck = 2, Link, 108, 107 + NAME_MAX, Flags::NONE, [];
     /// A consumer asks for a subpartition and assigns the channel's index.
     OpenChannel = 3, ToProducer, 50, 49 + NAME_MAX, Flags::NONE, [channel];
     /// The producer's node serves the channel.

@@ -9,9 +9,19 @@ use super::header::FrameType;
 use crate::exchange::{Name, Shape};
 use crate::failure::Failure;
 use crate::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use crate::wants::GateWants;
 
 /// Most entries of one Catalog frame. A longer catalog is sent as several frames.
-pub const CATALOG_ENTRIES_MAX: usize = 512;
+pub const CATALOG_ENTRIES_MAX: usize = 256;
+
+/// Number of a partition among the kinds of catalog entries.
+pub(super) const ENTRY_PARTITION: u8 = 1;
+
+/// Number of a gate among the kinds of catalog entries.
+pub(super) const ENTRY_GATE: u8 = 2;
+
+/// What a gate says of checksums if it leaves them to the producers.
+pub(super) const CHECKSUM_OPEN: u8 = 2;
 
 /// Most tasks of one Stats frame. More tasks are sent as several frames.
 pub const TASK_TIMES_MAX: usize = 512;
@@ -130,7 +140,7 @@ pub enum Message {
         /// The token of the Ping.
         token: u64,
     },
-    /// Partitions of the sending node that came, changed or went since its last Catalog on this link.
+    /// Partitions and gates of the sending node that came, changed or went since its last Catalog on this link.
     Catalog {
         /// At most [`CATALOG_ENTRIES_MAX`].
         entries: Vec<CatalogEntry>,
@@ -270,9 +280,40 @@ impl PartitionState {
     }
 }
 
+/// Whether a gate in the catalog is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum GateState {
+    /// Its consumer is attached.
+    Attached = 1,
+    /// It is gone.
+    Gone = 2,
+}
+
+impl GateState {
+    /// The state with this wire number.
+    #[must_use]
+    pub const fn from_wire(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Attached),
+            2 => Some(Self::Gone),
+            _ => None,
+        }
+    }
+}
+
+/// One partition or gate of the node that sends the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CatalogEntry {
+    /// A partition. Gates are connected to it.
+    Partition(PartitionEntry),
+    /// A gate. What is known of the gates of other nodes is shown, and decides nothing.
+    Gate(GateEntry),
+}
+
 /// One partition of the node that sends the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CatalogEntry {
+pub struct PartitionEntry {
     /// The exchange.
     pub exchange: Name,
     /// Which producer.
@@ -285,6 +326,23 @@ pub struct CatalogEntry {
     pub incarnation: Incarnation,
     /// How far it has come.
     pub state: PartitionState,
+    /// The task that it is an output of.
+    pub task: Name,
+}
+
+/// One gate of the node that sends the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateEntry {
+    /// The exchange.
+    pub exchange: Name,
+    /// Which consumer.
+    pub consumer: ConsumerIndex,
+    /// What the consumer stated, and what it has learnt from the producers.
+    pub wants: GateWants,
+    /// Whether it is there.
+    pub state: GateState,
+    /// The task that it is an input of.
+    pub task: Name,
 }
 
 /// Times of the sending node's tasks.

@@ -27,6 +27,6 @@ pub use header::{
     HeaderFields, PROTOCOL_VERSION,
 };
 pub use message::{
-    CATALOG_ENTRIES_MAX, Cancel, CatalogEntry, Limit, Message, OpenChannel, PartitionState, Resume, Stats,
-    TASK_TIMES_MAX, TaskTimes,
+    CATALOG_ENTRIES_MAX, Cancel, CatalogEntry, GateEntry, GateState, Limit, Message, OpenChannel,
+    PartitionEntry, PartitionState, Resume, Stats, TASK_TIMES_MAX, TaskTimes,
 };

@@ -5,6 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Code of the refusal of a request that its client has taken back.
+pub const WITHDRAWN: &str = "withdrawn";
+
+/// Code of the refusal of a [`RequestBody::Withdraw`] that comes too late: the daemon is making what was asked for.
+pub const GRANTED: &str = "granted";
+
 /// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -30,6 +36,12 @@ pub enum RequestBody {
         /// Its name.
         name: String,
     },
+    /// Ends a task, whose cell may then become that of another. Its partitions and gates must have ended before.
+    /// Answer: [`ResponseBody::Closed`].
+    CloseTask {
+        /// Its cell.
+        task: u32,
+    },
     /// Makes a result partition. Answer: [`ResponseBody::Partition`].
     CreatePartition(CreatePartition),
     /// Makes an input gate. Answer: [`ResponseBody::Gate`], and if the client does not say how many producers there
@@ -44,6 +56,15 @@ pub enum RequestBody {
     CloseGate {
         /// Its ring.
         ring: u32,
+    },
+    /// Takes an earlier request back. One that still waits to be granted is answered with [`ResponseBody::Refused`],
+    /// [`WITHDRAWN`]. Answer to this: [`ResponseBody::Closed`], whatever became of that request, and behind its answer;
+    /// but [`ResponseBody::Refused`], [`GRANTED`], if it is granted, is not to end, and its answer is still to come.
+    Withdraw {
+        /// The id of that request.
+        request: u64,
+        /// Whether what it has made is to end, too: the client does not wait for its answer any more.
+        ends_made: bool,
     },
 }
 
@@ -164,7 +185,7 @@ pub enum ResponseBody {
         ring: u32,
         /// Segments of its region.
         segments: u32,
-        /// Its subpartitions.
+        /// Its subpartitions, as the client addresses them: with `broadcast` one, which all consumers read.
         subpartitions: u32,
         /// Most segments that one subpartition may hold open or queued.
         quota: u32,
@@ -203,6 +224,9 @@ pub enum ResponseBody {
     },
     /// The daemon ends the attachment; the socket closes.
     Detached {
+        /// A word for programs: the name of a failure code with `_` for each space. Empty: the daemon gave none.
+        #[serde(default)]
+        code: String,
         /// One line: why.
         text: String,
     },

@@ -39,6 +39,26 @@ fn cells_are_apart() {
 }
 
 #[test]
+fn a_cell_that_changes_hands_begins_anew_and_never_repeats_a_sequence() {
+    let (cells, reader) = private(TASKS_MAX).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for task in 0..100 {
+        let mut cell = cells.start(7, TaskState::Busy, 1000 * task).unwrap();
+        let fresh = TaskTimes { state: TaskState::Busy, since_ns: 1000 * task, total_ns: [0; TASK_STATES] };
+        assert_eq!(reader.read(7), Ok(Some(fresh)));
+        let sequence =
+            |reader: &TaskCellReader| cell_words(&reader.words, 7).unwrap().load(SEQUENCE, Ordering::Relaxed);
+        assert!(seen.insert(sequence(&reader)), "a reader could take the one task for the other");
+        cell.enter(TaskState::Idle, 1000 * task + 10);
+        assert!(seen.insert(sequence(&reader)));
+    }
+    // One that was left in the middle of a write, by a client that ended there.
+    cells.words.part(7 * CELL_WORDS, CELL_WORDS).unwrap().store(SEQUENCE, 401, Ordering::Relaxed);
+    let _cell = cells.start(7, TaskState::Soft, 5).unwrap();
+    assert_eq!(reader.read(7).unwrap().unwrap().state, TaskState::Soft);
+}
+
+#[test]
 fn a_task_that_was_not_started_has_no_times() {
     let (_, reader) = private(TASKS_MAX).unwrap();
     assert_eq!(reader.read(0), Ok(None));

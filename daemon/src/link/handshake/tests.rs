@@ -13,6 +13,8 @@ fn identity(node: &str) -> Identity {
         node: name(node),
         epoch: 7,
         segment_bytes: 32 * 1024,
+        record_bytes_max: 1 << 20,
+        grace: Duration::from_secs(10),
         shards: 2,
         listen_port: 7070,
         key: Arc::from([1_u8; 32]),
@@ -43,17 +45,39 @@ fn text(outcome: Outcome) -> String {
 
 #[tokio::test]
 async fn both_ends_learn_who_the_other_is_and_take_no_byte_too_many() {
+    let (own, others) = (Duration::from_millis(1500), Duration::from_secs(10));
     let (dialled, accepted) =
-        meet(Identity { epoch: 3, listen_port: 1, ..identity("a") }, identity("b"), DATA, "b").await;
+        meet(Identity { epoch: 3, listen_port: 1, grace: own, ..identity("a") }, identity("b"), DATA, "b")
+            .await;
     let (mut at_a, b) = dialled.unwrap();
     let (mut at_b, a) = accepted.unwrap();
-    assert_eq!(b, Peer { node: name("b"), epoch: 7, listen_port: 7070, purpose: DATA });
+    assert_eq!(b, Peer { node: name("b"), epoch: 7, listen_port: 7070, grace: others, purpose: DATA });
     let mirrored = Purpose { local_shard: 1, peer_shard: 5, ..DATA };
-    assert_eq!(a, Peer { node: name("a"), epoch: 3, listen_port: 1, purpose: mirrored });
+    assert_eq!(a, Peer { node: name("a"), epoch: 3, listen_port: 1, grace: own, purpose: mirrored });
     at_a.write_all(b"first").await.unwrap();
     let mut first = [0_u8; 5];
     at_b.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"first");
+}
+
+#[tokio::test]
+async fn a_grace_is_told_in_milliseconds_and_one_that_is_short_or_long_does_not_become_none() {
+    for (own, told) in [
+        (Duration::ZERO, Duration::ZERO),
+        (Duration::from_nanos(1), Duration::from_millis(1)),
+        (Duration::from_micros(1001), Duration::from_millis(2)),
+        (Duration::from_secs(7200), Duration::from_secs(7200)),
+        (Duration::MAX, Duration::from_millis(u32::MAX.into())),
+    ] {
+        let (dialled, accepted) = meet(
+            Identity { grace: own, ..identity("a") },
+            Identity { grace: own, ..identity("b") },
+            DATA,
+            "b",
+        )
+        .await;
+        assert_eq!((dialled.unwrap().1.grace, accepted.unwrap().1.grace), (told, told));
+    }
 }
 
 #[tokio::test]
@@ -93,6 +117,19 @@ async fn a_wrong_segment_size_is_told_to_both_ends() {
     let needed = "memory.segment_bytes of the peer is 65536; needed: 32768, equal on all nodes";
     assert_eq!(text(accepted), needed);
     assert!(text(dialled).contains(needed));
+}
+
+/// In either direction: the acceptor sees it first, whoever has the smaller one.
+#[tokio::test]
+async fn another_bound_on_records_is_told_to_both_ends() {
+    for (at_a, at_b) in [(100, 1 << 20), (1 << 20, 100)] {
+        let a = Identity { record_bytes_max: at_a, ..identity("a") };
+        let b = Identity { record_bytes_max: at_b, ..identity("b") };
+        let (dialled, accepted) = meet(a, b, Purpose::CONTROL, "b").await;
+        let needed = format!("record.bytes_max of the peer is {at_a}; needed: {at_b}, equal on all nodes");
+        assert_eq!(text(accepted), needed);
+        assert_eq!(text(dialled), format!("refused by the peer: {needed}"));
+    }
 }
 
 #[tokio::test]
@@ -177,6 +214,50 @@ async fn an_acceptor_that_only_closes_does_not_end_the_link() {
         drop(accept(accepted, &b).await.unwrap());
     });
     assert!(matches!(dialled, Err(HandshakeError::Closed)), "{dialled:?}");
+}
+
+/// Noticed, not waited for: else it would be the time that ends the handshake.
+#[tokio::test]
+async fn an_acceptor_that_closes_inside_its_first_frame_is_noticed() {
+    let mut frame = Vec::new();
+    encode(&Message::LinkResume { control_received: 5 }, &mut frame);
+    for bytes in 1..HEADER_BYTES {
+        let (dialled, accepted) = pair().await;
+        let (a, b, expected) = (identity("a"), identity("b"), name("b"));
+        let (dialled, ()) =
+            tokio::join!(dial(dialled, &a, Purpose { resumes: 3, ..DATA }, &expected), async {
+                let (mut stream, _) = accept(accepted, &b).await.unwrap();
+                // Together with the end, or long before it.
+                stream.write_all(&frame[..bytes]).await.unwrap();
+                if bytes % 2 == 0 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+        assert!(matches!(dialled, Err(HandshakeError::Closed)), "{bytes} bytes: {dialled:?}");
+    }
+}
+
+/// Whatever is in the place of the code is covered by no code.
+#[tokio::test]
+async fn a_first_hello_with_a_code_is_refused() {
+    for at in [0, 13, 31] {
+        let (mut dialled, accepted) = pair().await;
+        let identity_b = identity("b");
+        let (accepted, goodbye) = tokio::join!(accept(accepted, &identity_b), async {
+            let mut hello = own_hello(&identity("a"), Role::Dialler, Purpose::CONTROL).unwrap();
+            hello.mac[at] = 1;
+            write_message(&mut dialled, &Message::Hello { hello, confirm: false }).await.unwrap();
+            let goodbye = read_goodbye(&mut dialled).await;
+            drop(dialled);
+            goodbye
+        });
+        let field = "code of the first Hello";
+        assert!(
+            matches!(accepted, Err(HandshakeError::Inconsistent { field: found }) if found == field),
+            "{accepted:?}"
+        );
+        assert!(goodbye.contains(field), "{goodbye}");
+    }
 }
 
 /// The first message of a dialler with this version; only the version's place is fixed for all versions.

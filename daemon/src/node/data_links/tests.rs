@@ -1,10 +1,14 @@
 use weir_flow::ids::{Incarnation, ProducerIndex};
 
+use super::over::OVER_MAX;
 use super::*;
 use crate::link::dial::BACKOFF_MAX;
 use crate::shard::mailbox::AttachmentId;
 
 const LONG: Duration = Duration::from_secs(60);
+
+/// That of every peer.
+const GRACE: Duration = Duration::from_secs(7);
 
 fn name(text: &str) -> Name {
     text.parse().unwrap()
@@ -57,8 +61,13 @@ impl Table {
         }
     }
 
+    fn arrival(&self, name: SocketName, number: u32, epoch: u64) -> Arrival<u32> {
+        Arrival { socket: number, name, epoch, peer_grace: GRACE, at: self.now }
+    }
+
     fn dialled(&mut self, socket: SocketName, number: u32) -> Option<u32> {
-        self.links.handle_dialled(&route("b"), socket, number, (1, self.now), &mut self.steps)
+        let arrival = self.arrival(socket, number, 1);
+        self.links.handle_dialled(&route("b"), arrival, &mut self.steps)
     }
 
     fn dial_failed(&mut self, socket: SocketName) {
@@ -66,8 +75,8 @@ impl Table {
     }
 
     fn accepted(&mut self, link: u64, resumes: u32, number: u32) -> Result<(), Refusal<u32>> {
-        let (key, socket) = (route("b").key(false), SocketName { link, resumes });
-        self.links.handle_accepted(key, socket, number, (1, self.now), &mut self.steps)
+        let arrival = self.arrival(SocketName { link, resumes }, number, 1);
+        self.links.handle_accepted(route("b").key(false), arrival, &mut self.steps)
     }
 
     fn lost(&mut self, dialled: bool) {
@@ -75,7 +84,7 @@ impl Table {
     }
 
     fn closed(&mut self, dialled: bool, reason: &str) {
-        self.links.handle_closed(&route("b").key(dialled), reason, &mut self.steps);
+        self.links.handle_closed(&route("b").key(dialled), reason, false, &mut self.steps);
     }
 
     /// A link to `b` that this node dialled, with this socket.
@@ -89,11 +98,15 @@ impl Table {
 }
 
 fn add(dialled: bool, socket: u32) -> Step<u32> {
-    Step::Add { key: route("b").key(dialled), socket }
+    Step::Add { key: route("b").key(dialled), socket, peer_grace: GRACE }
 }
 
 fn resume(dialled: bool, socket: u32) -> Step<u32> {
     Step::Resume { key: route("b").key(dialled), socket }
+}
+
+fn tell(socket: SocketName, reason: &str) -> Step<u32> {
+    Step::Tell { route: route("b"), socket, reason: reason.to_owned() }
 }
 
 fn suspend(dialled: bool) -> Step<u32> {
@@ -380,6 +393,90 @@ fn a_half_open_link_that_turns_out_to_be_over_drops_the_new_socket_and_refuses_t
 }
 
 #[test]
+fn a_dialler_whose_shard_gave_a_link_up_tells_its_peer_with_a_number_that_no_socket_had() {
+    for losses in 0..3 {
+        let mut table = Table::new();
+        let mut socket = table.up(7);
+        for number in 0..losses {
+            table.now += LONG;
+            table.lost(true);
+            socket = table.dial();
+            assert_eq!(table.dialled(socket, 8 + number), None);
+            assert_eq!(table.steps(), [resume(true, 8 + number)]);
+        }
+        table.want(2);
+        table.steps();
+        table.links.handle_closed(&route("b").key(true), "a frame too long", true, &mut table.steps);
+        let next = SocketName { resumes: socket.resumes + 1, ..socket };
+        assert_eq!(table.steps(), [tell(next, "a frame too long")]);
+        // Whatever becomes of it concerns nobody, and the next link is another one.
+        table.dial_failed(next);
+        assert_eq!(table.steps(), []);
+        table.want(3);
+        assert_ne!(table.dial().link, socket.link);
+    }
+}
+
+#[test]
+fn nobody_is_told_of_the_end_of_a_link_who_knows_it_or_will_ask() {
+    let gives_up = |table: &mut Table, dialled: bool, is_unsaid: bool| {
+        table.steps();
+        let key = route("b").key(dialled);
+        table.links.handle_closed(&key, "why", is_unsaid, &mut table.steps);
+        table.steps()
+    };
+    let mut table = Table::new();
+    table.up(7);
+    assert_eq!(gives_up(&mut table, true, false), [], "its grace is over, or the peer has said so");
+    assert_eq!(table.accepted(5, 0, 1), Ok(()));
+    assert_eq!(gives_up(&mut table, false, true), [], "its dialler asks");
+    assert_eq!(table.accepted(5, 1, 2).unwrap_err().reason, "the link is over: why");
+    let first = table.up(8);
+    table.lost(true);
+    assert_eq!(table.links.handle_life(&name("b"), 2, &mut table.steps), None);
+    assert_eq!(gives_up(&mut table, true, true), [], "its life of the peer is over");
+    assert!(!table.links.has(&route("b").key(true)), "{first:?}");
+}
+
+#[test]
+fn the_far_end_of_a_link_of_a_node_to_itself_is_closed_with_the_near_one() {
+    let mut table = Table::new();
+    let near = Route { peer: name("own"), local_shard: 1, peer_shard: 2 };
+    let far = near.far_end(&name("own"));
+    assert_eq!((far.local_shard, far.peer_shard, far.dialled), (2, 1, false));
+    let arrival = table.arrival(SocketName { link: 5, resumes: 0 }, 1, 1);
+    assert_eq!(table.links.handle_accepted(far.clone(), arrival, &mut table.steps), Ok(()));
+    table.steps();
+    table.links.handle_told(far.clone(), 6, "another".to_owned(), &mut table.steps);
+    assert_eq!(table.steps(), []);
+    table.links.handle_told(far.clone(), 5, "why".to_owned(), &mut table.steps);
+    assert_eq!(table.steps(), [Step::Close { key: far.clone(), reason: "why".to_owned() }]);
+    table.links.handle_told(far, 5, "why".to_owned(), &mut table.steps);
+    assert_eq!(table.steps(), []);
+}
+
+#[test]
+fn links_of_a_shard_are_counted_while_it_has_or_closes_them() {
+    let mut table = Table::new();
+    table.want(1);
+    let count = |table: &Table, shard| table.links.count_of_shard(shard, |_| true);
+    assert_eq!(count(&table, 1), 0, "nothing is there of what is dialled");
+    let socket = table.dial();
+    assert_eq!(table.dialled(socket, 7), None);
+    assert_eq!(table.accepted(5, 0, 1), Ok(()));
+    assert_eq!((count(&table, 1), count(&table, 2)), (2, 0));
+    assert_eq!(table.links.count_of_shard(1, |peer| peer.as_str() == "c"), 0);
+    table.lost(true);
+    assert_eq!(table.accepted(6, 0, 1), Ok(()), "the one before is being closed");
+    assert_eq!(count(&table, 1), 2);
+    table.closed(true, "over");
+    table.closed(false, "over");
+    assert_eq!(count(&table, 1), 1, "its successor");
+    table.closed(false, "over");
+    assert_eq!(count(&table, 1), 0);
+}
+
+#[test]
 fn why_links_are_over_is_remembered_for_the_latest() {
     let mut table = Table::new();
     let count = u64::try_from(OVER_MAX).unwrap() + 1;
@@ -443,7 +540,10 @@ fn a_new_link_of_the_same_dialler_closes_the_older_for_good_in_whatever_state() 
 
 #[test]
 fn a_peer_that_was_started_anew_ends_its_links_in_whatever_state_and_those_who_wait_dial_anew() {
-    for is_lost in [false, true] {
+    // By its clock it was started later than before, or earlier: then the clock was set back.
+    for (is_lost, epoch, later) in
+        [(false, 2, None), (true, 2, None), (false, 0, Some(1)), (true, 0, Some(1))]
+    {
         let mut table = Table::new();
         let first = table.up(1);
         assert_eq!(table.accepted(5, 0, 2), Ok(()));
@@ -453,7 +553,7 @@ fn a_peer_that_was_started_anew_ends_its_links_in_whatever_state_and_those_who_w
             table.lost(false);
         }
         table.steps();
-        table.links.handle_epoch(&name("b"), 2, &mut table.steps);
+        assert_eq!(table.links.handle_life(&name("b"), epoch, &mut table.steps), later);
         let reason = "node b was started anew";
         assert_eq!(table.steps(), [close(false, reason), close(true, reason)]);
         table.want(2);
@@ -467,22 +567,48 @@ fn a_peer_that_was_started_anew_ends_its_links_in_whatever_state_and_those_who_w
 }
 
 #[test]
+fn a_link_that_waits_for_its_place_goes_with_the_life_of_its_peer_whichever_clock_that_has() {
+    for epoch in [0, 1, 2] {
+        let mut table = Table::new();
+        assert_eq!(table.accepted(5, 0, 2), Ok(()));
+        assert_eq!(table.accepted(6, 0, 3), Ok(()), "waits for its place");
+        table.steps();
+        assert_eq!(table.links.handle_life(&name("b"), epoch, &mut table.steps), None);
+        table.closed(false, "replaced");
+        let added = if epoch == 1 { vec![add(false, 3)] } else { Vec::new() };
+        assert_eq!(table.steps(), added);
+    }
+}
+
+#[test]
+fn a_data_link_of_an_earlier_life_is_refused_with_both_and_ends_nothing() {
+    let mut table = Table::new();
+    assert_eq!(table.accepted(5, 0, 2), Ok(()));
+    table.steps();
+    let arrival = table.arrival(SocketName { link: 7, resumes: 0 }, 9, 0);
+    let refusal = table.links.handle_accepted(route("b").key(false), arrival, &mut table.steps).unwrap_err();
+    let words = ["started at 1 ns since 1970", "this one at 0;", "needed: a name for each, or a clock"];
+    assert!(words.iter().all(|word| refusal.reason.contains(word)), "{}", refusal.reason);
+    assert_eq!((refusal.socket, table.steps()), (9, Vec::new()));
+}
+
+#[test]
 fn a_socket_of_another_life_of_the_peer_ends_the_links_of_the_one_before() {
     let mut table = Table::new();
     table.up(1);
     table.now += LONG;
     table.lost(true);
     let socket = table.dial();
-    let when = (2, table.now);
-    assert_eq!(table.links.handle_dialled(&route("b"), socket, 8, when, &mut table.steps), Some(8));
+    let arrival = table.arrival(socket, 8, 2);
+    assert_eq!(table.links.handle_dialled(&route("b"), arrival, &mut table.steps), Some(8));
     assert_eq!(table.steps(), [close(true, "node b was started anew")]);
     table.closed(true, "node b was started anew");
 
     assert_eq!(table.accepted(5, 0, 2), Ok(()));
     assert_eq!(table.accepted(6, 0, 3), Ok(()), "waits for its place");
     table.steps();
-    let (key, socket) = (route("b").key(false), SocketName { link: 7, resumes: 0 });
-    assert_eq!(table.links.handle_accepted(key, socket, 9, when, &mut table.steps), Ok(()));
+    let arrival = table.arrival(SocketName { link: 7, resumes: 0 }, 9, 2);
+    assert_eq!(table.links.handle_accepted(route("b").key(false), arrival, &mut table.steps), Ok(()));
     assert_eq!(table.steps(), []);
     table.closed(false, "replaced");
     assert_eq!(table.steps(), [add(false, 9)]);

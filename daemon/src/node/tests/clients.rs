@@ -10,6 +10,25 @@ use crate::shard::mailbox::{LinkKey, RingKey};
 const SHAPE: Shape =
     Shape { producers: 1, consumers: 2, strategy: Strategy::Rebalance, segment_bytes: 4096, checksum: false };
 
+/// What it has is not known, which is not the same as nothing.
+#[tokio::test]
+async fn a_shard_that_does_not_answer_is_named_where_its_channels_and_links_are_missing() {
+    let node = TestNode::start(options("a"), 2);
+    assert_eq!(node.handle.channels().await.unwrap().shards_missing, [] as [u16; 0]);
+    node.until("links", |links| links.state == Health::Ok).await;
+    node.shards[1].is_stuck.store(true, Ordering::Relaxed);
+    assert_eq!(node.handle.channels().await.unwrap().shards_missing, [1]);
+    let status = node.status().await;
+    assert_eq!(status.shards_missing, [1]);
+    for (name, words) in [("links", "shard 1 did not answer"), ("shards", "1 of 2 answer")] {
+        let line = status.subsystems.iter().find(|subsystem| subsystem.name == name).unwrap();
+        assert_eq!(line.state, Health::Degraded, "{line:?}");
+        assert!(line.reason.as_deref().unwrap_or_default().contains(words), "{line:?}");
+    }
+    node.shards[1].is_stuck.store(false, Ordering::Relaxed);
+    node.until("links", |links| links.state == Health::Ok).await;
+}
+
 #[tokio::test]
 async fn a_partition_is_made_mailed_and_its_memory_returned_when_the_shard_lets_go() {
     let mut node = TestNode::start(options("a"), 1);
@@ -185,7 +204,7 @@ async fn what_does_not_fit_is_refused_with_what_was_found_and_what_is_needed() {
     let cases = [
         (
             partition(CreatePartition { strategy: "roundabout".into(), ..producer("y") }),
-            "forward, rebalance or hash",
+            "forward, rebalance, hash",
         ),
         (partition(CreatePartition { producer: 1, ..producer("y") }), "producer index is 1; needed: below 1"),
         (
@@ -195,7 +214,7 @@ async fn what_does_not_fit_is_refused_with_what_was_found_and_what_is_needed() {
         (partition(CreatePartition { consumers: 4097, ..producer("y") }), "consumer parallelism is 4097"),
         (
             partition(CreatePartition { strategy: "forward".into(), ..producer("y") }),
-            "needed: the same number of both",
+            "forward has 1 producers and 2 consumers; needed: as many of both, or another strategy: rescale, rebalance",
         ),
         (partition(CreatePartition { exchange: "a b".into(), ..producer("y") }), "exchange name holds ' '"),
         (partition(CreatePartition { task: 9, ..producer("y") }), "task is 9"),
@@ -220,7 +239,7 @@ async fn what_does_not_fit_is_refused_with_what_was_found_and_what_is_needed() {
             gate(CreateGate { strategy: Some("hash".into()), ..consumer("x") }),
             "strategy is hash, needed: rebalance",
         ),
-        (gate(CreateGate { strategy: Some("hsah".into()), ..consumer("x") }), "forward, rebalance or hash"),
+        (gate(CreateGate { strategy: Some("hsah".into()), ..consumer("x") }), "forward, rebalance, hash"),
         (gate(CreateGate { consumer: 2, ..consumer("x") }), "consumer index is 2; needed: below 2"),
         (RequestBody::ClosePartition { ring: 5 }, "ring is 5"),
         (RequestBody::CloseGate { ring: 0 }, "ring is 0"),
@@ -320,7 +339,7 @@ async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
     assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
     assert!(matches!(node.shards[0].next().await, ToShard::AddPartition { .. }));
     // The shard fails the partition and lets go; the client has not heard of it.
-    let failure = weir_flow::failure::Failure::new(FailureCode::LinkLost, "broken");
+    let failure = Failure::new(FailureCode::LinkLost, "broken");
     node.to_node.send(ToNode::RingFailed { key, failure }).unwrap();
     node.to_node.send(ToNode::RingReleased { key }).unwrap();
     assert_eq!(node.used_bytes().await, 0);
@@ -328,6 +347,120 @@ async fn an_index_of_a_ring_is_not_used_again_before_the_client_let_go_of_it() {
     let (body, _) = client.ask(RequestBody::ClosePartition { ring }).await;
     assert_eq!(body, ResponseBody::Closed);
     assert_eq!(client.partition(producer("y")).await, ring);
+}
+
+#[tokio::test]
+async fn tasks_one_after_another_never_run_out() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    for _ in 0..1000 {
+        let (body, _) = client.ask(RequestBody::CreateTask { name: "stage".to_owned() }).await;
+        assert_eq!(body, ResponseBody::Task { cell: 1 }, "beside the one that stays");
+        assert_eq!(client.ask(RequestBody::CloseTask { task: 1 }).await.0, ResponseBody::Closed);
+    }
+    client.partition(producer("x")).await;
+}
+
+#[tokio::test]
+async fn a_gate_that_nobody_waits_for_any_more_leaves_nothing_behind() {
+    let mut node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+    for ends_made in [false, true] {
+        let asked = client.send(RequestBody::CreateGate(consumer("x"))).await;
+        let withdraw = RequestBody::Withdraw { request: asked, ends_made };
+        assert_eq!(client.ask(withdraw.clone()).await.0, ResponseBody::Closed);
+        let (body, _) = client.answers.remove(&asked).expect("answered before that");
+        assert!(matches!(&body, ResponseBody::Refused { code, .. } if code == WITHDRAWN), "{body:?}");
+        // What is over cannot be taken back, nor can what was never asked.
+        assert_eq!(client.ask(withdraw).await.0, ResponseBody::Closed);
+    }
+    let (_, text) = client.refusal(RequestBody::CloseGate { ring: 0 }).await;
+    assert!(text.contains("ring is 0"), "{text}");
+    // A producer that comes then finds nobody, and the place is free for another.
+    let mut other = node.client().await;
+    assert!(matches!(node.shards[0].next().await, ToShard::AddAttachment { .. }));
+    other.partition(producer("x")).await;
+    assert!(matches!(node.shards[0].next().await, ToShard::AddPartition { .. }));
+    assert!(node.shards[0].is_quiet(&node.handle).await);
+    other.gate(consumer("x")).await;
+}
+
+/// A gate whose producer is known is granted, however soon it is taken back: its memory may be under way.
+#[tokio::test]
+async fn a_gate_that_is_granted_is_not_withdrawn_unless_it_is_to_end() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    client.partition(producer("x")).await;
+    for _ in 0..20 {
+        let asked = client.send(RequestBody::CreateGate(consumer("x"))).await;
+        let withdraw = client.send(RequestBody::Withdraw { request: asked, ends_made: false }).await;
+        match client.answer(withdraw).await.0 {
+            ResponseBody::Closed => assert!(client.answers.contains_key(&asked), "answered before that"),
+            ResponseBody::Refused { code, .. } => assert_eq!(code, GRANTED),
+            other => panic!("{other:?}"),
+        }
+        let ResponseBody::Gate { ring, .. } = client.answer(asked).await.0 else { panic!("no gate") };
+        client.ask(RequestBody::CloseGate { ring }).await;
+        // To its end: nothing of it is there, made or not.
+        let asked = client.send(RequestBody::CreateGate(consumer("x"))).await;
+        let (body, _) = client.ask(RequestBody::Withdraw { request: asked, ends_made: true }).await;
+        assert_eq!(body, ResponseBody::Closed);
+    }
+    client.gate(consumer("x")).await;
+}
+
+#[tokio::test]
+async fn what_was_made_for_a_request_that_is_given_up_ends_and_nothing_else() {
+    let mut node = TestNode::start(options("a"), 1);
+    let (mut client, mut other) = (node.client().await, node.client().await);
+    // Both number their requests alike.
+    let asked = client.next_id;
+    assert_eq!(other.next_id, asked);
+    let made = [
+        RequestBody::CreateTask { name: "given up".to_owned() },
+        RequestBody::CreatePartition(producer("x")),
+        RequestBody::CreateGate(consumer("x")),
+    ];
+    for body in made.clone() {
+        client.ask(body).await;
+    }
+    other.ask(RequestBody::CreateTask { name: "stays".to_owned() }).await;
+    other.partition(producer("y")).await;
+    other.gate(consumer("y")).await;
+    for request in asked..asked + 3 {
+        // What is answered stays, unless it is to end.
+        client.ask(RequestBody::Withdraw { request, ends_made: false }).await;
+    }
+    let (code, _) = other.refusal(RequestBody::CreatePartition(producer("x"))).await;
+    assert_eq!(code, "duplicate_producer");
+    let mut closed = Vec::new();
+    for request in (asked..asked + 3).rev() {
+        let withdraw = RequestBody::Withdraw { request, ends_made: true };
+        assert_eq!(client.ask(withdraw).await.0, ResponseBody::Closed);
+    }
+    while closed.len() < 2 {
+        let mail = node.shards[0].next().await;
+        if let ToShard::CloseRing { key, failure } = mail {
+            assert_eq!(key.attachment, AttachmentId(0));
+            closed.push((key, failure.map(|failure| failure.code)));
+        }
+    }
+    let key = |ring| RingKey { attachment: AttachmentId(0), ring };
+    assert_eq!(closed, [(key(1), None), (key(0), Some(FailureCode::ProducerGone))]);
+    // The indexes are free when the shard has let go: the client does not know them, and closes none.
+    for (key, _) in closed {
+        node.to_node.send(ToNode::RingReleased { key }).unwrap();
+    }
+    let (body, _) = client.ask(RequestBody::CreateTask { name: "next".to_owned() }).await;
+    assert_eq!(body, ResponseBody::Task { cell: 1 });
+    assert_eq!(client.partition(producer("x")).await, 0);
+    assert_eq!(client.gate(consumer("x")).await, 1);
+    // All that the other one has is still its own.
+    for ring in 0..2 {
+        let close = [RequestBody::ClosePartition { ring }, RequestBody::CloseGate { ring }];
+        assert_eq!(other.ask(close[ring as usize].clone()).await.0, ResponseBody::Closed);
+    }
 }
 
 /// A hundred threads of a process may ask at the same moment, and read when they are scheduled.

@@ -4,6 +4,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use weir_ipc::layout::{ATTACHMENT_RINGS_MAX, TASKS_MAX};
 
 use super::*;
+use crate::attach::descriptors;
 
 fn raw(client: &Client, bytes: &[u8]) {
     rustix::net::send(&client.socket, bytes, SendFlags::NOSIGNAL).unwrap();
@@ -101,7 +102,7 @@ async fn hello_twice_and_hello_of_another_version() {
         client.send(RequestBody::Hello { version: 9, process_name: String::new() }).await;
     })
     .await;
-    assert!(reason.starts_with("attach version is 9; needed: 1"), "{reason}");
+    assert!(reason.starts_with("attach version is 9; needed: 2"), "{reason}");
 }
 
 /// An honest client cannot know how many there are: it is told, and what it has goes on.
@@ -115,20 +116,43 @@ async fn a_task_too_many_is_refused_and_the_others_stay() {
     }
     let (code, text) = client.refusal(RequestBody::CreateTask { name: "surplus".to_owned() }).await;
     assert_eq!(code, "over_budget");
-    assert!(text.starts_with("tasks of this process are 64; needed: at most 64"), "{text}");
+    assert!(text.starts_with("tasks of this process are 64; needed: at most 64 at a time"), "{text}");
     client.partition(producer("x")).await;
+    // One that ends makes room for another.
+    assert_eq!(client.ask(RequestBody::CloseTask { task: 9 }).await.0, ResponseBody::Closed);
+    let (_, text) =
+        client.refusal(RequestBody::CreatePartition(CreatePartition { task: 9, ..producer("y") })).await;
+    assert!(text.contains("task is 9"), "{text}");
+    let (body, _) = client.ask(RequestBody::CreateTask { name: "late".to_owned() }).await;
+    assert_eq!(body, ResponseBody::Task { cell: 9 });
+    for task in [TASKS_MAX, u32::MAX] {
+        let (_, text) = client.refusal(RequestBody::CloseTask { task }).await;
+        assert!(text.contains(&format!("task is {task}; needed")), "{text}");
+    }
 }
 
 #[tokio::test]
-async fn too_many_rings() {
-    let reason = detached(async |client| {
-        client.welcome().await;
-        for ring in 0..=ATTACHMENT_RINGS_MAX {
-            client.send(RequestBody::CreateGate(consumer(&format!("x{ring}")))).await;
-        }
-    })
-    .await;
-    assert_eq!(reason, "rings are 4096 and one more is asked for; needed: at most 4096");
+async fn a_ring_too_many_is_refused_and_the_others_stay() {
+    let node = TestNode::start(options("a"), 1);
+    let mut client = node.client().await;
+    let first = client.next_id;
+    for ring in 0..ATTACHMENT_RINGS_MAX {
+        client.send(RequestBody::CreateGate(consumer(&format!("x{ring}")))).await;
+    }
+    let (code, text) = client.refusal(RequestBody::CreateGate(consumer("surplus"))).await;
+    assert_eq!(code, "over_budget");
+    assert_eq!(text, "partitions and gates of this process are 4096; needed: at most 4096 at a time");
+    let (code, _) = client.refusal(RequestBody::CreatePartition(producer("surplus"))).await;
+    assert_eq!(code, "over_budget");
+    // What it has goes on, and there is room again when one of them is not wanted any more.
+    let mut other = node.client().await;
+    other.partition(producer("x0")).await;
+    assert!(matches!(client.answer(first).await.0, ResponseBody::Gate { .. }));
+    let withdraw = RequestBody::Withdraw { request: first + 1, ends_made: false };
+    assert_eq!(client.ask(withdraw).await.0, ResponseBody::Closed);
+    let asked = client.send(RequestBody::CreateGate(consumer("surplus"))).await;
+    other.partition(producer("surplus")).await;
+    assert!(matches!(client.answer(asked).await.0, ResponseBody::Gate { .. }));
 }
 
 #[tokio::test]
@@ -165,15 +189,73 @@ async fn a_client_that_its_shard_distrusts_is_told_why() {
 }
 
 #[tokio::test]
+async fn every_last_word_has_a_code_for_programs() {
+    let node = TestNode::start(NodeOptions { attachments_max: 1, ..options("a") }, 1);
+    let last_word = async |attack: &[u8]| {
+        let mut client = Client::connect(&node.attach_socket());
+        raw(&client, attack);
+        let (code, _) = client.last_word().await;
+        node.until("attach", |attach| attach.detail == "0 of 1 attachments").await;
+        code
+    };
+    assert_eq!(last_word(b"no message").await, "client_fault");
+    assert_eq!(last_word(br#"{"id":1,"body":{"type":"close_gate","ring":1}}"#).await, "client_fault");
+    let of_another_release = br#"{"id":1,"body":{"type":"hello","version":1,"process_name":"old"}}"#;
+    assert_eq!(last_word(of_another_release).await, "mismatch");
+    let mut client = node.client().await;
+    let mut late = Client::connect(&node.attach_socket());
+    late.send(hello()).await;
+    assert_eq!(late.last_word().await.0, "over_budget");
+    let attachment = (0..10).map(AttachmentId);
+    for attachment in attachment {
+        node.to_node.send(ToNode::AttachmentFault { attachment, text: "a lie".to_owned() }).unwrap();
+    }
+    assert_eq!(client.last_word().await, ("client_fault".to_owned(), "a lie".to_owned()));
+}
+
+#[tokio::test]
 async fn one_client_too_many_is_told_so() {
     let node = TestNode::start(NodeOptions { attachments_max: 1, ..options("a") }, 1);
     let first = node.client().await;
     let mut second = Client::connect(&node.attach_socket());
+    second.send(hello()).await;
     let reason = second.until_detached().await;
     assert_eq!(reason, "1 clients are attached; needed: fewer, or a larger limits.attachments_max");
     drop(first);
     node.until("attach", |attach| attach.detail == "0 of 1 attachments").await;
     node.client().await;
+}
+
+#[tokio::test]
+async fn who_has_most_of_the_attachments_is_named() {
+    let node = TestNode::start(NodeOptions { attachments_max: 2, ..options("a") }, 1);
+    let _clients = [node.client().await, node.client().await];
+    let mut third = Client::connect(&node.attach_socket());
+    third.send(hello()).await;
+    let reason = third.until_detached().await;
+    let holder = format!("2 clients are attached, 2 of them process {} (tester); ", std::process::id());
+    assert!(reason.starts_with(&holder), "{reason}");
+}
+
+#[tokio::test]
+async fn who_connects_and_says_nothing_takes_no_attachment_and_the_oldest_goes() {
+    let node = TestNode::start(NodeOptions { attachments_max: 1, ..options("a") }, 1);
+    let path = node.attach_socket();
+    let most = descriptors::share(8).min(512);
+    let connecting = tokio::task::spawn_blocking(move || {
+        (0..most + 40).map(|_| Client::connect(&path)).collect::<Vec<_>>()
+    });
+    let mut silent = patiently("connections", connecting).await.unwrap();
+    assert_eq!(node.subsystem("attach").await.unwrap().detail, "0 of 1 attachments");
+    let (code, text) = silent[0].last_word().await;
+    assert_eq!(code, "over_budget");
+    assert!(text.starts_with("no Hello came"), "{text}");
+    // Beside all those, one that says it is attached, and then nobody else.
+    let mut honest = node.client().await;
+    honest.partition(producer("x")).await;
+    let mut late = silent.pop().unwrap();
+    late.send(hello()).await;
+    assert!(late.until_detached().await.starts_with("1 clients are attached"));
 }
 
 #[tokio::test]
@@ -194,7 +276,7 @@ async fn memory_that_a_client_keeps_after_its_shard_let_go_stays_charged_and_is_
     assert_eq!(node.used_bytes().await, 49 * 4096, "the client still has it");
     let (pid, bytes) = (std::process::id(), 49 * 4096);
     let budget = node.subsystem("budget").await.unwrap();
-    let shown = format!("process {pid} (tester) keeps 0.2 MiB of what has ended");
+    let shown = format!("process {pid} (tester) or one that it passed it to keeps 0.2 MiB of what has ended");
     assert!(budget.detail.ends_with(&shown), "{}", budget.detail);
     assert_eq!(
         node.subsystem("memory").await.unwrap().detail.split(';').next().unwrap(),
@@ -202,7 +284,8 @@ async fn memory_that_a_client_keeps_after_its_shard_let_go_stays_charged_and_is_
     );
     let mut other = node.client().await;
     let (_, text) = other.refusal(RequestBody::CreatePartition(producer("x"))).await;
-    let holder = format!("process {pid} (tester), for what has ended ({bytes} bytes)");
+    let holder =
+        format!("process {pid} (tester) or one that it passed it to, for what has ended ({bytes} bytes)");
     assert!(text.contains(&holder), "{text}");
     drop(kept);
     // At once, without another event.

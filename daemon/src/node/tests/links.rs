@@ -9,11 +9,13 @@ use weir_flow::exchange::{PARALLELISM_MAX, Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{Incarnation, ProducerIndex};
 use weir_flow::wire::{
-    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, CatalogEntry, FrameReader, PartitionState, encode,
+    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, CatalogEntry, FrameReader, LinkKind, PartitionEntry,
+    PartitionState, encode,
 };
 
 use super::*;
 use crate::link::handshake::Purpose;
+use crate::node::link_sockets::{SHARD_LINKS_MAX, UNLINKED_LINKS_MAX};
 use crate::shard::mailbox::{LinkKey, RingKey};
 
 /// A word of a data link, sent and read through its sockets.
@@ -22,6 +24,11 @@ fn pass_on(from: &OwnedFd, to: &OwnedFd) {
     let mut bytes = [0_u8; 32];
     let count = rustix::io::read(to, &mut bytes).unwrap();
     assert_eq!(&bytes[..count], b"on we go");
+}
+
+/// What a shard says of a link that is over.
+fn closed(key: &LinkKey, reason: &str, is_unsaid: bool) -> ToNode {
+    ToNode::LinkClosed { key: key.clone(), reason: reason.to_owned(), is_unsaid }
 }
 
 /// Two nodes with a data link that `a` has dialled, and the keys of its ends.
@@ -106,18 +113,135 @@ async fn a_node_that_still_believes_in_a_socket_lets_go_of_it_before_it_takes_th
 #[tokio::test]
 async fn a_node_whose_peer_has_given_a_link_up_closes_it_with_the_peers_reason() {
     let mut linked = Linked::start().await;
-    let closed = ToNode::LinkClosed { key: linked.far.clone(), reason: "a frame too long".to_owned() };
-    linked.b.to_node.send(closed).unwrap();
+    linked.b.to_node.send(closed(&linked.far, "a frame too long", false)).unwrap();
     linked.b.status().await;
     linked.lose(true);
     let ToShard::CloseLink { key, reason } = linked.a.shards[0].next().await else {
         panic!("not closed");
     };
     assert_eq!((key, &reason[..]), (linked.near.clone(), "node b said: the link is over: a frame too long"));
-    let closed = ToNode::LinkClosed { key: linked.near.clone(), reason };
-    linked.a.to_node.send(closed).unwrap();
+    linked.a.to_node.send(closed(&linked.near, &reason, true)).unwrap();
     assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await, "nobody wants another link");
     assert!(linked.b.shards[0].is_quiet(&linked.b.handle).await);
+}
+
+/// The peer could not find out: it sees a connection lost, and waits to be dialled.
+#[tokio::test]
+async fn a_node_whose_shard_gave_a_link_up_that_it_dialled_tells_its_peer_why() {
+    for is_noticed in [false, true] {
+        let mut linked = Linked::start().await;
+        if is_noticed {
+            linked.lose(false);
+        }
+        linked.a.to_node.send(closed(&linked.near, "a frame too long", true)).unwrap();
+        if !is_noticed {
+            assert!(
+                matches!(linked.b.shards[0].next().await, ToShard::SuspendLink { key } if key == linked.far)
+            );
+            linked.lose(false);
+        }
+        let ToShard::ResumeLink { key, socket } = linked.b.shards[0].next().await else {
+            panic!("no other socket at b");
+        };
+        assert_eq!(key, linked.far);
+        let mut first = Vec::new();
+        encode(&Message::LinkResume { control_received: 0 }, &mut first);
+        rustix::io::write(&socket, &first).unwrap();
+        let stream = std::net::TcpStream::from(socket);
+        stream.set_nonblocking(true).unwrap();
+        let mut stream = TcpStream::from_std(stream).unwrap();
+        let failure = goodbye(&mut stream).await;
+        assert_eq!(failure.code, FailureCode::LinkLost);
+        assert_eq!(failure.text, "node a has closed the link: a frame too long");
+        assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await, "it is not dialled to go on");
+    }
+}
+
+#[tokio::test]
+async fn links_of_nodes_without_a_control_link_are_bounded() {
+    let mut b = TestNode::start(options("b"), 2);
+    let purpose = |local_shard, peer_shard, link| Purpose {
+        kind: LinkKind::Data,
+        local_shard,
+        peer_shard,
+        link,
+        resumes: 0,
+    };
+    let mut held = Vec::new();
+    // Of many names, of many shards, and again and again for the same shard.
+    for number in 0..UNLINKED_LINKS_MAX {
+        let (name, shard) = (format!("n{}", number % 7), u16::try_from(number / 7).unwrap());
+        for link in [1, 2] {
+            held.push(dial_as(&name, &b, purpose(shard, 0, link)).await);
+        }
+    }
+    for peer in ["n0", "stranger"] {
+        let failure = goodbye(&mut dial_as(peer, &b, purpose(60, 0, 1)).await).await;
+        assert_eq!(failure.code, FailureCode::OverBudget);
+        let needed =
+            format!("64 data links of nodes without a control link; needed: a control link of {peer} first");
+        assert!(failure.text.contains(&needed), "{failure}");
+        b.until("listener", |listener| listener.detail.contains(&needed)).await;
+    }
+    // Another shard has places of its own, and who is linked is none of them.
+    held.push(dial_as("stranger", &b, purpose(60, 1, 1)).await);
+    held.push(dial_as("friend", &b, Purpose::CONTROL).await);
+    b.until_linked("friend").await;
+    held.push(dial_as("friend", &b, purpose(60, 0, 1)).await);
+    loop {
+        if let ToShard::AddLink { key, .. } = b.shards[0].next().await
+            && key.peer == name("friend")
+        {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn links_of_a_shard_are_bounded_whoever_dials_and_those_that_are_there_go_on() {
+    let mut b = TestNode::start(options("b"), 1);
+    let purpose = |peer_shard, link, resumes| Purpose {
+        kind: LinkKind::Data,
+        local_shard: peer_shard,
+        peer_shard: 0,
+        link,
+        resumes,
+    };
+    let mut held = Vec::new();
+    for number in 0..SHARD_LINKS_MAX {
+        let (name, shard) = (format!("n{}", number / 64), u16::try_from(number % 64).unwrap());
+        if shard == 0 {
+            held.push(dial_as(&name, &b, Purpose::CONTROL).await);
+            b.until_linked(&name).await;
+        }
+        held.push(dial_as(&name, &b, purpose(shard, 1, 0)).await);
+    }
+    held.push(dial_as("late", &b, Purpose::CONTROL).await);
+    b.until_linked("late").await;
+    let failure = goodbye(&mut dial_as("late", &b, purpose(0, 1, 0)).await).await;
+    assert_eq!(failure.code, FailureCode::OverBudget);
+    assert!(failure.text.contains("shard 0 has 192 data links; needed: fewer"), "{failure}");
+    let failure = goodbye(&mut dial_as("late", &b, purpose(64, 1, 0)).await).await;
+    assert_eq!(failure.text, "shard 64 dials; needed: below 64, the most of a node");
+    // Who asks for a link that is over is told that, and not that there are too many.
+    let stream = TcpStream::connect(b.listen).await.unwrap();
+    let over = handshake::dial(stream, &identity("late"), purpose(0, 1, 1), &name("b")).await.unwrap_err();
+    assert_eq!(over.to_string(), "the peer has given the link up: the link is not known any more");
+    for _ in 0..SHARD_LINKS_MAX {
+        while !matches!(b.shards[0].next().await, ToShard::AddLink { .. }) {}
+    }
+    // A link that is there gets another socket, and its dialler may replace it.
+    let next = tokio::spawn({
+        let (listen, identity) = (b.listen, identity("n1"));
+        async move {
+            let stream = TcpStream::connect(listen).await.unwrap();
+            handshake::dial(stream, &identity, purpose(5, 1, 1), &name("b")).await
+        }
+    });
+    assert!(matches!(b.shards[0].next().await, ToShard::SuspendLink { .. }));
+    next.abort();
+    held.push(dial_as("n2", &b, purpose(5, 2, 0)).await);
+    assert!(matches!(b.shards[0].next().await, ToShard::CloseLink { .. }));
 }
 
 #[tokio::test]
@@ -127,8 +251,7 @@ async fn a_link_that_its_shard_gives_up_is_dialled_no_more() {
     linked.b.end.abort();
     drop(dir);
     linked.lose(true);
-    let closed = ToNode::LinkClosed { key: linked.near.clone(), reason: "the grace is over".to_owned() };
-    linked.a.to_node.send(closed).unwrap();
+    linked.a.to_node.send(closed(&linked.near, "the grace is over", false)).unwrap();
     linked.a.status().await;
     // Whoever listens there now is dialled for a control link only, if at all.
     let listener = loop {
@@ -151,7 +274,7 @@ async fn a_link_that_its_shard_gives_up_is_dialled_no_more() {
     };
     let _ = tokio::time::timeout(Duration::from_secs(2), dials).await;
     assert!(!kinds.is_empty(), "the control link is dialled");
-    assert!(kinds.iter().all(|kind| *kind == weir_flow::wire::LinkKind::Control), "{kinds:?}");
+    assert!(kinds.iter().all(|kind| *kind == LinkKind::Control), "{kinds:?}");
     assert!(linked.a.shards[0].is_quiet(&linked.a.handle).await);
 }
 
@@ -188,8 +311,7 @@ async fn a_link_of_a_node_to_itself_gets_both_ends_of_another_connection_or_neit
     }
     pass_on(&sockets[0], &sockets[1]);
     // One end is over: so is the other.
-    let over = ToNode::LinkClosed { key: keys[1 - near].clone(), reason: "a frame too long".to_owned() };
-    node.to_node.send(over).unwrap();
+    node.to_node.send(closed(&keys[1 - near], "a frame too long", true)).unwrap();
     lose(&node, &keys[near]);
     let ToShard::CloseLink { key, reason } = node.shards[near].next().await else {
         panic!("not closed");
@@ -197,23 +319,20 @@ async fn a_link_of_a_node_to_itself_gets_both_ends_of_another_connection_or_neit
     assert_eq!((&key, &reason[..]), (&keys[near], "the link is over: a frame too long"));
 }
 
+/// A connection of a peer that this test plays to node `b`.
+async fn dial_as(peer: &str, node: &TestNode, purpose: Purpose) -> TcpStream {
+    let stream = TcpStream::connect(node.listen).await.unwrap();
+    handshake::dial(stream, &identity(peer), purpose, &name("b")).await.unwrap().0
+}
+
 /// A peer `a` that this test plays: a control link to `node`.
 async fn peer_a(node: &TestNode) -> TcpStream {
-    let identity = Identity {
-        node: name("a"),
-        epoch: 5,
-        segment_bytes: 4096,
-        shards: 1,
-        listen_port: 1,
-        key: Arc::from([7; 32]),
-    };
-    let stream = TcpStream::connect(node.listen).await.unwrap();
-    handshake::dial(stream, &identity, Purpose::CONTROL, &name("b")).await.unwrap().0
+    dial_as("a", node, Purpose::CONTROL).await
 }
 
 /// What the peer tells of a running producer with the shape of [`producer`], or with more producers.
-fn entry(exchange: &str, producer: u32, producers: u32) -> CatalogEntry {
-    CatalogEntry {
+fn entry(exchange: &str, producer: u32, producers: u32) -> PartitionEntry {
+    PartitionEntry {
         exchange: name(exchange),
         producer: ProducerIndex(producer),
         shape: Shape {
@@ -226,13 +345,27 @@ fn entry(exchange: &str, producer: u32, producers: u32) -> CatalogEntry {
         shard: 0,
         incarnation: Incarnation(1),
         state: PartitionState::Running,
+        task: name("map"),
     }
 }
 
-async fn tell(stream: &mut TcpStream, entries: Vec<CatalogEntry>) {
+async fn tell(stream: &mut TcpStream, partitions: Vec<PartitionEntry>) {
+    let entries = partitions.into_iter().map(CatalogEntry::Partition).collect();
     let mut bytes = Vec::new();
     encode(&Message::Catalog { entries }, &mut bytes);
     stream.write_all(&bytes).await.unwrap();
+}
+
+/// Node `b` with a gate of `x`, whose producer the peer has told of: its control link, and the gate's client. The channel
+/// waits, for nobody listens at the peer.
+async fn waiting() -> (TestNode, TcpStream, Client) {
+    let b = TestNode::start(options("b"), 1);
+    let mut a = peer_a(&b).await;
+    tell(&mut a, vec![entry("x", 0, 1)]).await;
+    let mut client = b.client().await;
+    // Answered once `x` is known.
+    client.gate(consumer("x")).await;
+    (b, a, client)
 }
 
 /// Why the node ends this link.
@@ -268,7 +401,7 @@ async fn a_peer_that_announces_too_much_loses_its_control_link_with_the_reason()
     let b = TestNode::start(options("b"), 1);
     let mut a = peer_a(&b).await;
     let parallelism = PARALLELISM_MAX as usize;
-    let entries: Vec<CatalogEntry> = (0..=PEER_PARTITIONS_MAX)
+    let entries: Vec<PartitionEntry> = (0..=PEER_PARTITIONS_MAX)
         .map(|at| {
             let producer = u32::try_from(at % parallelism).unwrap();
             entry(&format!("x{}", at / parallelism), producer, PARALLELISM_MAX)
@@ -280,7 +413,9 @@ async fn a_peer_that_announces_too_much_loses_its_control_link_with_the_reason()
     let failure = goodbye(&mut a).await;
     assert_eq!(failure.code, FailureCode::Protocol);
     assert_eq!(failure.text, "peer announces more partitions; needed: at most 65536");
-    assert!(b.subsystem("peer/a").await.is_none(), "it is linked no more");
+    let lost = b.subsystem("peer/a").await.unwrap();
+    assert_eq!(lost.state, Health::Degraded, "it is linked no more");
+    assert!(lost.reason.as_deref().unwrap_or_default().ends_with(&failure.text), "{lost:?}");
     // What it had announced is gone with its link.
     let taken = CreatePartition { producers: PARALLELISM_MAX, ..producer("x0") };
     b.client().await.partition(taken).await;
@@ -288,12 +423,7 @@ async fn a_peer_that_announces_too_much_loses_its_control_link_with_the_reason()
 
 #[tokio::test]
 async fn what_ended_while_a_control_link_was_replaced_is_forgotten() {
-    let mut b = TestNode::start(options("b"), 1);
-    let mut first = peer_a(&b).await;
-    tell(&mut first, vec![entry("x", 0, 1)]).await;
-    let mut client = b.client().await;
-    // Answered once `x` is known. Its channel waits, for nobody listens at the peer.
-    client.gate(consumer("x")).await;
+    let (mut b, mut first, mut client) = waiting().await;
     let (code, _) = client.refusal(RequestBody::CreatePartition(producer("x"))).await;
     assert_eq!(code, "duplicate_producer");
     // The partition ends; the first link breaks before the peer could say so, and the second begins without it.
@@ -309,14 +439,9 @@ async fn what_ended_while_a_control_link_was_replaced_is_forgotten() {
 
 #[tokio::test]
 async fn a_gate_that_could_not_be_connected_takes_the_next_life_of_its_producer() {
-    let mut b = TestNode::start(options("b"), 1);
-    let mut a = peer_a(&b).await;
-    tell(&mut a, vec![entry("x", 0, 1)]).await;
-    let mut client = b.client().await;
-    // Its channel waits, for nobody listens at the peer.
-    client.gate(consumer("x")).await;
-    let other = CatalogEntry { state: PartitionState::Gone, ..entry("y", 0, 1) };
-    let gone = CatalogEntry { state: PartitionState::Gone, ..entry("x", 0, 1) };
+    let (mut b, mut a, mut client) = waiting().await;
+    let other = PartitionEntry { state: PartitionState::Gone, ..entry("y", 0, 1) };
+    let gone = PartitionEntry { state: PartitionState::Gone, ..entry("x", 0, 1) };
     tell(&mut a, vec![other, gone, entry("z", 0, 1)]).await;
     client.gate(consumer("z")).await;
     client.partition(producer("x")).await;
@@ -372,7 +497,7 @@ async fn a_channel_whose_link_broke_before_it_was_opened_is_opened_over_another(
     let mut sink = a.client().await;
     sink.gate(consumer("x")).await;
     let (key, link) = next_channel(&mut a.shards[0]).await;
-    let closed = || ToNode::LinkClosed { key: link.clone(), reason: "reset".to_owned() };
+    let closed = || closed(&link, "reset", false);
     let not_connected = || ToNode::NotConnected { key, producer: ProducerIndex(0) };
     // The shard says both, in the one order or the other.
     for messages in [[closed(), not_connected()], [not_connected(), closed()]] {

@@ -3,6 +3,7 @@
 mod clients;
 mod hostile;
 mod links;
+mod making;
 mod peers;
 mod stopping;
 
@@ -11,6 +12,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -20,7 +22,8 @@ use weir_flow::exchange::Name;
 use weir_flow::limits::Limits;
 use weir_ipc::attach::ATTACH_VERSION;
 use weir_ipc::attach::message::{
-    CreateGate, CreatePartition, GateOptions, PartitionOptions, Request, RequestBody, Response, ResponseBody,
+    CreateGate, CreatePartition, GRANTED, GateOptions, PartitionOptions, Request, RequestBody, Response,
+    ResponseBody, WITHDRAWN,
 };
 use weir_ipc::attach::socket::{self, AttachError};
 
@@ -64,6 +67,20 @@ fn options(node: &str) -> NodeOptions {
     }
 }
 
+/// A node that a test plays, with the key and the limits of [`options`].
+fn identity(node: &str) -> Identity {
+    Identity {
+        node: name(node),
+        epoch: 5,
+        segment_bytes: 4096,
+        record_bytes_max: Limits::default().record_bytes_max,
+        grace: Duration::from_secs(10),
+        shards: 1,
+        listen_port: 1,
+        key: Arc::from([7; 32]),
+    }
+}
+
 fn peer_at(node: &str, listen: SocketAddr) -> PeerAddress {
     PeerAddress { node: name(node), address: listen.to_string() }
 }
@@ -81,13 +98,21 @@ struct TestNode {
 /// The mail of a shard, without questions for its state, which are answered at once.
 struct TestShard {
     mail: mpsc::UnboundedReceiver<ToShard>,
+    /// While it is set, the shard does nothing.
+    is_stuck: Arc<AtomicBool>,
 }
 
 impl TestShard {
     fn new(shard: u16, inbox: ShardInbox) -> Self {
         let (forward, mail) = mpsc::unbounded_channel();
+        let is_stuck = Arc::new(AtomicBool::new(false));
+        let stands_still = Arc::clone(&is_stuck);
         tokio::spawn(async move {
             while !forward.is_closed() {
+                if stands_still.load(Ordering::Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    continue;
+                }
                 match inbox.next() {
                     Some(ToShard::Snapshot { reply }) => drop(reply.send(snapshot(shard))),
                     Some(message) => drop(forward.send(message)),
@@ -95,7 +120,7 @@ impl TestShard {
                 }
             }
         });
-        Self { mail }
+        Self { mail, is_stuck }
     }
 
     async fn next(&mut self) -> ToShard {
@@ -147,10 +172,18 @@ impl TestNode {
     }
 
     fn start_in(dir: TempDir, options: NodeOptions, shards: u16) -> Self {
+        Self::start_making(dir, options, shards, None)
+    }
+
+    /// Regions are made in this way, if one is given.
+    fn start_making(dir: TempDir, options: NodeOptions, shards: u16, make: Option<&Make>) -> Self {
         let (senders, inboxes): (Vec<ShardSender>, Vec<ShardInbox>) =
             (0..shards).map(|shard| mailbox(shard).unwrap()).unzip();
         let (to_node, from_shards) = mpsc::unbounded_channel();
-        let (node, handle) = Node::start(options, dir.path(), senders, from_shards).unwrap();
+        let (mut node, handle) = Node::start(options, dir.path(), senders, from_shards).unwrap();
+        if let Some(make) = make {
+            node.makers = Makers::start(&node.events, make).unwrap();
+        }
         let listen = node.listen_address();
         let shards = (0_u16..).zip(inboxes).map(|(shard, inbox)| TestShard::new(shard, inbox)).collect();
         Self { handle, listen, dir, shards, to_node, end: tokio::spawn(node.run()) }
@@ -286,10 +319,15 @@ impl Client {
 
     /// Reads until the daemon says why it detaches this client, and closes the socket.
     async fn until_detached(&mut self) -> String {
+        self.last_word().await.1
+    }
+
+    /// The same, with the code before it.
+    async fn last_word(&mut self) -> (String, String) {
         let mut reason = None;
         while let Some((Response { body, .. }, _)) = self.receive().await {
-            if let ResponseBody::Detached { text } = body {
-                reason = Some(text);
+            if let ResponseBody::Detached { code, text } = body {
+                reason = Some((code, text));
             }
         }
         reason.expect("a reason before the end")

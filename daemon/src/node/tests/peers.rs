@@ -2,6 +2,7 @@
 
 use tokio::io::AsyncWriteExt;
 use weir_flow::ids::ProducerIndex;
+use weir_flow::wire::CatalogEntry;
 
 use super::clients::assert_connected;
 use super::*;
@@ -37,7 +38,7 @@ async fn assert_channel(
     let (mut near, mut far) = (None, None);
     loop {
         match consuming.shards[0].next().await {
-            ToShard::AddLink { key, socket, early } => {
+            ToShard::AddLink { key, socket, early, .. } => {
                 assert_eq!(
                     key,
                     LinkKey { peer: name(names.1), local_shard: 0, peer_shard: 0, dialled: true }
@@ -139,6 +140,24 @@ async fn a_wrong_name_and_a_wrong_segment_size_are_shown() {
     unequal.until("peer/b", contains("memory.segment_bytes of the peer is 8192; needed: 4096")).await;
 }
 
+/// What one of them would let through would kill channels at the other.
+#[tokio::test]
+async fn nodes_with_different_bounds_on_records_do_not_link_and_both_say_so() {
+    for (at_a, at_b) in [(100, 1 << 20), (1 << 20, 100)] {
+        let limits = |record_bytes_max| Limits { record_bytes_max, ..options("a").limits };
+        let b = TestNode::start(NodeOptions { limits: limits(at_b), ..options("b") }, 1);
+        let peers = vec![peer_at("b", b.listen)];
+        let a = TestNode::start(NodeOptions { limits: limits(at_a), peers, ..options("a") }, 1);
+        let text = format!("record.bytes_max of the peer is {at_a}; needed: {at_b}, equal on all nodes");
+        let is_told = |peer: &Subsystem| peer.reason.as_deref().unwrap_or_default().contains(&text);
+        let peer = a.until("peer/b", is_told).await;
+        assert_eq!(peer.state, Health::Degraded);
+        assert!(peer.fix.unwrap_or_default().contains("the value that the reason names"));
+        b.until("listener", |listener| listener.detail.contains(&text)).await;
+        assert!(b.subsystem("peer/a").await.is_none());
+    }
+}
+
 #[tokio::test]
 async fn a_producer_index_that_is_taken_on_another_node_is_refused() {
     let (a, b) = linked().await;
@@ -194,6 +213,35 @@ async fn a_peer_that_was_away_is_found_again_with_what_it_has() {
     assert_channel("x", &mut a, &mut b, ("a", "b")).await;
 }
 
+/// On the node that names nobody. A peer that says that it stops is missed by nobody; the others are, until they are back.
+#[tokio::test]
+async fn a_peer_that_dialled_is_shown_as_lost_until_it_is_back_or_stops_in_order() {
+    let b = TestNode::start(options("b"), 1);
+    let on_a = || NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") };
+    for _ in 0..2 {
+        let a = TestNode::start(on_a(), 1);
+        b.until_linked("a").await;
+        // It dies without a word.
+        a.end.abort();
+        let peer = b.until("peer/a", |peer| peer.state == Health::Degraded).await;
+        assert_eq!(peer.detail, "it dials this node");
+        let reason = peer.reason.unwrap();
+        assert!(
+            reason.starts_with("not linked for ") && reason.contains(" s: closed by the peer"),
+            "{reason}"
+        );
+        assert!(peer.fix.unwrap().contains("start weir on a"));
+        assert!(b.status().await.is_degraded());
+    }
+    let mut a = TestNode::start(on_a(), 1);
+    b.until_linked("a").await;
+    a.handle.drain().await;
+    while !matches!(a.shards[0].next().await, ToShard::Drain) {}
+    a.to_node.send(ToNode::Drained { shard: 0 }).unwrap();
+    b.until("peers", |peers| peers.state == Health::Off).await;
+    assert!(b.subsystem("peer/a").await.is_none());
+}
+
 #[tokio::test]
 async fn a_data_link_that_breaks_is_dialled_again_for_the_next_gate() {
     let (mut a, b) = linked().await;
@@ -206,7 +254,8 @@ async fn a_data_link_that_breaks_is_dialled_again_for_the_next_gate() {
             break link;
         }
     };
-    a.to_node.send(ToNode::LinkClosed { key: key.clone(), reason: "reset".to_owned() }).unwrap();
+    let closed = ToNode::LinkClosed { key: key.clone(), reason: "reset".to_owned(), is_unsaid: false };
+    a.to_node.send(closed).unwrap();
     sink.gate(CreateGate { consumer: 1, ..consumer("x") }).await;
     let mut added = 0;
     loop {
@@ -271,21 +320,14 @@ async fn of_two_producers_that_could_not_know_of_each_other_the_later_one_fails(
 
 #[tokio::test]
 async fn a_second_link_of_the_same_peer_replaces_the_first_and_loses_nothing() {
-    use crate::link::handshake::{self, Identity, Purpose};
+    use crate::link::handshake::{self, Purpose};
     use weir_flow::wire::{CONTROL_BYTES_MAX, FrameReader};
 
     let b = TestNode::start(options("b"), 1);
     b.client().await.partition(producer("x")).await;
     let mut holder = b.client().await;
     holder.partition(producer("y")).await;
-    let identity = Identity {
-        node: name("a"),
-        epoch: 5,
-        segment_bytes: 4096,
-        shards: 1,
-        listen_port: 1,
-        key: Arc::from([7; 32]),
-    };
+    let identity = identity("a");
     let dial = async || {
         let stream = TcpStream::connect(b.listen).await.unwrap();
         handshake::dial(stream, &identity, Purpose::CONTROL, &name("b")).await.unwrap().0
@@ -302,7 +344,9 @@ async fn a_second_link_of_the_same_peer_replaces_the_first_and_loses_nothing() {
             frames.push(&bytes[..count]);
             while let Some(message) = frames.poll_message().unwrap() {
                 if let Message::Catalog { entries } = message
-                    && entries.iter().any(|entry| entry.exchange == name("y"))
+                    && entries.iter().any(|entry| {
+                        matches!(entry, CatalogEntry::Partition(partition) if partition.exchange == name("y"))
+                    })
                 {
                     return true;
                 }
@@ -330,23 +374,21 @@ struct Dialling {
 /// Node `number` as its hub sees it: it dials with the code that daemons dial with, and does no more with its link than
 /// to keep it.
 async fn spoke(number: usize, hub: SocketAddr, dialling: std::rc::Rc<Dialling>) {
-    use crate::link::handshake::Identity;
     use crate::link::peer::{self, Dialled};
 
-    let identity = Identity {
-        node: name(&format!("n{number}")),
-        epoch: 1,
-        segment_bytes: 4096,
-        shards: 1,
-        listen_port: 1,
-        key: Arc::from([7; 32]),
-    };
+    let identity = identity(&format!("n{number}"));
     let (_wanted, is_wanted) = tokio::sync::watch::channel(true);
+    let places = Dials::default().control;
     let (events, mut outcomes) = mpsc::channel(1);
-    let keep =
-        peer::keep(peer_at("hub", hub), identity, LinkOptions::default(), is_wanted, events, |outcome| {
-            outcome
-        });
+    let keep = peer::keep(
+        peer_at("hub", hub),
+        identity,
+        LinkOptions::default(),
+        places,
+        is_wanted,
+        events,
+        |outcome| outcome,
+    );
     let serve = async {
         while let Some(outcome) = outcomes.recv().await {
             let Dialled::Up { stream, held, .. } = outcome else {

@@ -29,8 +29,8 @@ async fn a_drained_node_tells_everybody_and_ends() {
             socket::receive_response(&late).or_else(|_| socket::receive_response(&late))
         });
         let (response, _) = patiently("the reason", late).await.unwrap().expect("a reason");
-        let reason = ResponseBody::Detached { text: "the daemon is stopping".to_owned() };
-        assert_eq!(response.body, reason, "a client got in while draining");
+        let (code, text) = ("daemon_stopping".to_owned(), "the daemon is stopping".to_owned());
+        assert_eq!(response.body, ResponseBody::Detached { code, text }, "a client got in while draining");
     }
     a.to_node.send(ToNode::Drained { shard: 0 }).unwrap();
     assert_eq!(
@@ -40,7 +40,8 @@ async fn a_drained_node_tells_everybody_and_ends() {
     );
     a.to_node.send(ToNode::Drained { shard: 1 }).unwrap();
     assert_eq!(patiently("the end", &mut a.end).await.unwrap(), NodeEnd::Drained);
-    assert_eq!(client.until_detached().await, "the daemon is stopping");
+    let needed = ("daemon_stopping".to_owned(), "the daemon is stopping".to_owned());
+    assert_eq!(client.last_word().await, needed);
     assert!(matches!(a.shards[0].next().await, ToShard::DropAttachment { .. }));
     for shard in &mut a.shards {
         assert!(matches!(shard.next().await, ToShard::Stop));
@@ -53,6 +54,23 @@ async fn a_drained_node_tells_everybody_and_ends() {
         }
     };
     patiently("the end of the link", gone).await;
+}
+
+#[tokio::test]
+async fn a_node_whose_sockets_were_removed_says_so_and_leaves_those_of_another_alone() {
+    let mut a = TestNode::start(options("a"), 1);
+    assert_eq!(a.subsystem("node").await.unwrap().state, Health::Ok);
+    let socket = a.attach_socket();
+    std::fs::remove_file(&socket).unwrap();
+    let _others = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let line = a.subsystem("node").await.unwrap();
+    assert_eq!(line.state, Health::Degraded);
+    assert!(format!("{line:?}").contains(&socket.display().to_string()), "{line:?}");
+    a.handle.drain().await;
+    assert!(matches!(a.shards[0].next().await, ToShard::Drain));
+    a.to_node.send(ToNode::Drained { shard: 0 }).unwrap();
+    assert_eq!(patiently("the end", a.end).await.unwrap(), NodeEnd::Drained);
+    assert!(socket.exists());
 }
 
 #[tokio::test]

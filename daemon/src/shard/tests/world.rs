@@ -79,6 +79,8 @@ pub(super) struct World {
     created: [usize; 2],
     links_closed: usize,
     closed_for: Vec<String>,
+    /// Of those, the links of which the other end knows nothing.
+    unsaid: usize,
     /// Times that A and B have said that their link has lost its socket.
     links_lost: [usize; 2],
     not_connected: Vec<(RingKey, ProducerIndex)>,
@@ -104,13 +106,16 @@ impl World {
             created: [0; 2],
             links_closed: 0,
             closed_for: Vec::new(),
+            unsaid: 0,
             links_lost: [0; 2],
             not_connected: Vec::new(),
             drained: false,
             is_wire_held: false,
         };
-        world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new() });
-        world.b.mail(ToShard::AddLink { key: key_of_b(), socket: socket(), early: Vec::new() });
+        // Longer than its own.
+        let peer_grace = std::time::Duration::MAX;
+        world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new(), peer_grace });
+        world.b.mail(ToShard::AddLink { key: key_of_b(), socket: socket(), early: Vec::new(), peer_grace });
         world
     }
 
@@ -176,6 +181,11 @@ impl World {
     /// Why links are over, as the node was told.
     pub(super) fn closed_for(&self) -> &[String] {
         &self.closed_for
+    }
+
+    /// Links that are over and of which the other end knows nothing, as the node was told.
+    pub(super) fn unsaid(&self) -> usize {
+        self.unsaid
     }
 
     /// Sockets of A and of B that are open or closing.
@@ -289,7 +299,7 @@ impl World {
         let (attachment, session) = self.attach(false);
         let (region, memory, segments) =
             ReceiveRegion::create(SEGMENTS, SEGMENT_BYTES, HugepageMode::Off).expect("memory");
-        let layout = GateLayout { segments, channels: shape.channels() };
+        let layout = GateLayout { segments, channels: shape.channels(ConsumerIndex(0)) };
         let (endpoint, rings) = GateEndpoint::create(&layout).expect("rings");
         let key = RingKey { attachment, ring: 0 };
         let spec = GateSpec { exchange, consumer: ConsumerIndex(0), shape, segments, exclusive: 2 };
@@ -338,8 +348,9 @@ impl World {
                     }
                     ToNode::RingReleased { .. } => *released += 1,
                     ToNode::LinkLost { .. } => *lost += 1,
-                    ToNode::LinkClosed { reason, .. } => {
+                    ToNode::LinkClosed { reason, is_unsaid, .. } => {
                         self.links_closed += 1;
+                        self.unsaid += usize::from(is_unsaid);
                         self.closed_for.push(reason);
                     }
                     ToNode::NotConnected { key, producer } => self.not_connected.push((key, producer)),

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{
     ConsumerIndex, GateId, PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex, Time,
@@ -9,7 +10,7 @@ use weir_flow::ids::{
 use weir_flow::shard::{Delivery, GateSpec, PartitionSpec, PartitionUpdate, Submission};
 
 use crate::Reached;
-use crate::harness::{Node, SEGMENT_BYTES, end, event, gate_spec, partition_spec, shape};
+use crate::harness::{Node, SEGMENT_BYTES, end, event, gate_spec, partition_spec};
 
 const SEGMENTS: u32 = 10;
 
@@ -54,7 +55,8 @@ pub(super) struct Producer {
     pub(super) id: PartitionId,
     exchange: &'static str,
     index: u32,
-    pub(super) consumers: u32,
+    /// Addresses that its client has: one per consumer, or one for all of them.
+    pub(super) addresses: u32,
     free: Vec<SegmentIndex>,
     builders: Vec<Option<(SegmentIndex, u32)>>,
     position: Vec<u64>,
@@ -76,22 +78,23 @@ impl Producer {
         at: &mut Node,
         exchange: &'static str,
         index: u32,
-        (producers, consumers): (u32, u32),
+        shape: Shape,
         continue_without: bool,
     ) -> Self {
         let spec = PartitionSpec {
             exchange: exchange.parse().expect("a name"),
             producer: ProducerIndex(index),
             continue_without,
-            ..partition_spec(shape(producers, consumers), index, SEGMENTS)
+            ..partition_spec(shape, index, SEGMENTS)
         };
-        let channels = consumers as usize;
+        let addresses = if shape.strategy == Strategy::Broadcast { 1 } else { shape.consumers };
+        let channels = addresses as usize;
         Self {
             node,
             id: at.add_partition(spec, Time(0)),
             exchange,
             index,
-            consumers,
+            addresses,
             free: (0..SEGMENTS).map(SegmentIndex).collect(),
             builders: vec![None; channels],
             position: vec![0; channels],
@@ -209,7 +212,7 @@ impl Producer {
                 }
             }
         }
-        for consumer in 0..self.consumers {
+        for consumer in 0..self.addresses {
             let view = at.shard.subpartition_view(self.id, SubpartitionIndex(consumer));
             if view.is_some_and(|view| view.is_gone) && !self.is_failed {
                 reached.insert("goes on without a consumer");
@@ -228,9 +231,10 @@ impl Producer {
         if self.exchange != consumer.exchange || !self.is_honest {
             return;
         }
-        let (sent, got) = (&self.sent[consumer.index as usize], &consumer.got[self.index as usize]);
+        let builder = consumer.builder as usize;
+        let (sent, got) = (&self.sent[builder], &consumer.got[self.index as usize]);
         assert!(begins_with(sent, got), "{got:?} arrived of {sent:?}");
-        let priority_sent = &self.priority_sent[consumer.index as usize];
+        let priority_sent = &self.priority_sent[builder];
         let priority_got = &consumer.priority_got[self.index as usize];
         let arrived = priority_got.iter().zip(priority_sent).all(|(got, sent)| got == sent);
         assert!(
@@ -258,7 +262,8 @@ pub(super) struct Consumer {
     pub(super) node: usize,
     pub(super) id: GateId,
     exchange: &'static str,
-    index: u32,
+    /// The address of its producers that it reads from.
+    builder: u32,
     pub(super) producers: u32,
     held: Vec<Held>,
     events: Vec<u32>,
@@ -270,24 +275,19 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn new(
-        node: usize,
-        at: &mut Node,
-        exchange: &'static str,
-        index: u32,
-        (producers, consumers): (u32, u32),
-    ) -> Self {
+    pub(super) fn new(node: usize, at: &mut Node, exchange: &'static str, index: u32, shape: Shape) -> Self {
+        let producers = shape.producers;
         let channels = producers as usize;
         let spec = GateSpec {
             exchange: exchange.parse().expect("a name"),
             consumer: ConsumerIndex(index),
-            ..gate_spec(shape(producers, consumers), index, producers * 2 + 2, 2)
+            ..gate_spec(shape, index, producers * 2 + 2, 2)
         };
         Self {
             node,
             id: at.add_gate(spec, Time(0)),
             exchange,
-            index,
+            builder: if shape.strategy == Strategy::Broadcast { 0 } else { index },
             producers,
             held: Vec::new(),
             events: Vec::new(),
@@ -361,7 +361,7 @@ impl Consumer {
         }
         let found = at.memory.read(self.id, held.segment, held.offset, held.bytes);
         for (position, found) in (held.first..).zip(found) {
-            let needed = content(self.exchange, held.channel, self.index, position);
+            let needed = content(self.exchange, held.channel, self.builder, position);
             assert_eq!(*found, needed, "byte {position} of channel {}", held.channel);
         }
     }

@@ -1,11 +1,12 @@
 //! Both nodes with their clients and the link between them.
 
+use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::shard::{Notice, Submission};
 
 use super::clients::{Consumer, Producer};
 use super::operation::Operation;
-use crate::harness::{Pair, any_life, limits, link_spec};
+use crate::harness::{Pair, any_life, limits, link_spec, shape};
 use crate::{Reached, Rule};
 
 /// Of the exchange from node 0 to node 1, and of the one back: producers, consumers.
@@ -24,24 +25,31 @@ pub(super) struct World {
     is_expired: [bool; 2],
     /// Whether something happened that may fail a channel.
     is_disturbed: bool,
+    /// Whether the consumers of the first exchange read the same segments.
+    is_shared: bool,
     released: usize,
     reached: Reached,
     rule: Rule,
 }
 
 impl World {
-    pub(super) fn new(continue_without: bool, rule: Rule) -> Self {
+    /// A world of this kind: whether its first exchange goes on without a consumer (even), and whether that exchange is a
+    /// broadcast (the bit of 4).
+    pub(super) fn new(kind: u8, rule: Rule) -> Self {
         let mut pair = Pair::new(limits());
         let [a, b] = &mut pair.nodes;
+        let strategy = if kind & 4 == 0 { Strategy::Rebalance } else { Strategy::Broadcast };
+        let forth = Shape { strategy, ..shape(FORTH.0, FORTH.1) };
+        let back = shape(BACK.0, BACK.1);
         let producers = vec![
-            Producer::new(0, a, "forth", 0, FORTH, continue_without),
-            Producer::new(1, b, "back", 0, BACK, false),
-            Producer::new(1, b, "back", 1, BACK, false),
+            Producer::new(0, a, "forth", 0, forth, kind.is_multiple_of(2)),
+            Producer::new(1, b, "back", 0, back, false),
+            Producer::new(1, b, "back", 1, back, false),
         ];
         let consumers = vec![
-            Consumer::new(1, b, "forth", 0, FORTH),
-            Consumer::new(1, b, "forth", 1, FORTH),
-            Consumer::new(0, a, "back", 0, BACK),
+            Consumer::new(1, b, "forth", 0, forth),
+            Consumer::new(1, b, "forth", 1, forth),
+            Consumer::new(0, a, "back", 0, back),
         ];
         Self {
             pair,
@@ -51,6 +59,7 @@ impl World {
             late: [None; 2],
             is_expired: [false; 2],
             is_disturbed: false,
+            is_shared: strategy == Strategy::Broadcast,
             released: 0,
             reached: Reached::new(),
             rule,
@@ -63,17 +72,17 @@ impl World {
         match *operation {
             Operation::Write { producer, consumer, bytes, close } => {
                 let producer = &mut producers[producer];
-                let consumer = consumer % producer.consumers;
+                let consumer = consumer % producer.addresses;
                 producer.write(&mut pair.nodes[producer.node], consumer, bytes, close, now);
             }
             Operation::Event { producer, consumer, priority } => {
                 let producer = &mut producers[producer];
-                let consumer = consumer % producer.consumers;
+                let consumer = consumer % producer.addresses;
                 producer.event(&mut pair.nodes[producer.node], consumer, priority, now);
             }
             Operation::End { producer, consumer } => {
                 let producer = &mut producers[producer];
-                let consumer = consumer % producer.consumers;
+                let consumer = consumer % producer.addresses;
                 producer.end(&mut pair.nodes[producer.node], consumer, now);
             }
             Operation::Plan { node } => {
@@ -321,7 +330,7 @@ impl World {
                 }
             }
             for producer in &mut self.producers {
-                for consumer in 0..producer.consumers {
+                for consumer in 0..producer.addresses {
                     producer.end(&mut self.pair.nodes[producer.node], consumer, self.pair.now);
                 }
             }
@@ -343,6 +352,9 @@ impl World {
             }
         }
         self.reached.insert(if self.is_disturbed { "everything left" } else { "everything arrived" });
+        if self.is_shared && !self.is_disturbed {
+            self.reached.insert("everything arrived from shared segments");
+        }
         self.leave();
         self.reached
     }

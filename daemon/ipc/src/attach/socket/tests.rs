@@ -66,7 +66,7 @@ fn gate() -> CreateGate {
 #[test]
 fn messages_look_like_this() {
     let welcome = ResponseBody::Welcome {
-        version: 1,
+        version: 2,
         node: "a".into(),
         segment_bytes: 32768,
         record_bytes_max: 1 << 20,
@@ -105,6 +105,11 @@ fn messages_look_like_this() {
         ),
         (RequestBody::ClosePartition { ring: 5 }, r#"{"type":"close_partition","ring":5}"#),
         (RequestBody::CloseGate { ring: 6 }, r#"{"type":"close_gate","ring":6}"#),
+        (RequestBody::CloseTask { task: 7 }, r#"{"type":"close_task","task":7}"#),
+        (
+            RequestBody::Withdraw { request: 8, ends_made: true },
+            r#"{"type":"withdraw","request":8,"ends_made":true}"#,
+        ),
     ];
     for (body, text) in requests {
         assert_eq!(serde_json::to_string(&body).unwrap(), text);
@@ -113,7 +118,7 @@ fn messages_look_like_this() {
     let responses = [
         (
             welcome,
-            r#"{"type":"welcome","version":1,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024,"event_window":8,"spanning_bytes_max":67108864}"#,
+            r#"{"type":"welcome","version":2,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024,"event_window":8,"spanning_bytes_max":67108864}"#,
         ),
         (ResponseBody::Task { cell: 3 }, r#"{"type":"task","cell":3}"#),
         (
@@ -129,12 +134,23 @@ fn messages_look_like_this() {
             ResponseBody::Refused { code: "mismatch".into(), text: "P is 2; needed: 3".into() },
             r#"{"type":"refused","code":"mismatch","text":"P is 2; needed: 3"}"#,
         ),
-        (ResponseBody::Detached { text: "stopping".into() }, r#"{"type":"detached","text":"stopping"}"#),
+        (detached("stopping"), r#"{"type":"detached","code":"daemon_stopping","text":"stopping"}"#),
     ];
     for (body, text) in responses {
         assert_eq!(serde_json::to_string(&body).unwrap(), text);
         assert_eq!(serde_json::from_str::<ResponseBody>(text).unwrap(), body);
     }
+}
+
+fn detached(text: &str) -> ResponseBody {
+    ResponseBody::Detached { code: "daemon_stopping".into(), text: text.into() }
+}
+
+/// The last word of a daemon of the first version, which a client must understand to be told that theirs differ.
+#[test]
+fn a_last_word_without_a_code_is_understood() {
+    let found: ResponseBody = serde_json::from_str(r#"{"type":"detached","text":"stopping"}"#).unwrap();
+    assert_eq!(found, ResponseBody::Detached { code: String::new(), text: "stopping".into() });
 }
 
 #[test]
@@ -229,7 +245,7 @@ fn the_end_of_the_other_side_is_closed() {
     let (client, daemon) = pair();
     drop(client);
     assert_eq!(receive_request(&daemon), Err(AttachError::Closed));
-    let response = Response { id: 0, body: ResponseBody::Detached { text: "stopping".into() } };
+    let response = Response { id: 0, body: detached("stopping") };
     assert_eq!(send_response(&daemon, &response, &[]), Err(AttachError::Closed), "an error, not a signal");
 }
 
@@ -269,7 +285,7 @@ fn a_client_finds_the_daemon_by_its_path() {
 fn what_was_said_before_the_other_side_left_is_heard_although_it_left_something_unread() {
     let (daemon, client) = pair();
     send_request(&client, &hello()).unwrap();
-    let body = ResponseBody::Detached { text: "no room".into() };
+    let body = detached("no room");
     send_response(&daemon, &Response { id: 0, body: body.clone() }, &[]).unwrap();
     drop(daemon);
     let (response, _) = receive_response(&client).unwrap();

@@ -1,0 +1,119 @@
+//! What a writer knows of its subpartitions, for those who choose among them.
+
+use weir_flow::ids::SubpartitionIndex;
+use weir_flow::selector::adaptive::{Take, TargetView};
+use weir_ipc::partition_port::SubpartitionCell;
+
+use super::{Emitted, Lack, Writer};
+use crate::error::Error;
+
+impl Writer {
+    /// What the daemon last said of a subpartition.
+    pub(crate) fn cell(&self, subpartition: u32) -> SubpartitionCell {
+        self.parts.port.cell(subpartition)
+    }
+
+    /// What adaptive selection goes by.
+    pub(crate) fn view(&mut self, subpartition: u32) -> Result<TargetView, Error> {
+        let is_gone = self.is_gone(subpartition)?;
+        let cell = self.cell(subpartition);
+        let index = SubpartitionIndex(subpartition);
+        self.parts.pool.handle_sent(index, cell.sent_segments);
+        let is_full = cell.credit == 0 && self.parts.pool.held(index) >= self.parts.pool.spec().quota;
+        let unsubmitted_bytes = self.builders.get(subpartition as usize).map_or(0, |builder| {
+            // Without an open segment both say that it is full.
+            u64::from(builder.written - builder.submitted)
+        });
+        Ok(TargetView { unsubmitted_bytes, consumed_bytes: cell.consumed_bytes, is_full, is_gone })
+    }
+
+    /// When a record of so many bytes can be written, all of it. If it cannot be now, what is in the open segment is
+    /// submitted, so that the segment comes back.
+    pub(crate) fn take(&mut self, subpartition: u32, record_bytes: usize) -> Result<Take, Error> {
+        match self.prepare(subpartition, record_bytes)? {
+            Emitted::Gone => Ok(Take::Never),
+            Emitted::Done(true) if self.could_finish(subpartition, record_bytes) => Ok(Take::Now),
+            Emitted::Done(true) => {
+                self.close(subpartition)?;
+                Ok(Take::Later)
+            }
+            Emitted::Done(false) => Ok(Take::Later),
+        }
+    }
+
+    /// Whether a record that can be begun can be finished. Begun in a subpartition that has no room for the rest it
+    /// would make the producer wait for that one consumer. One that holds nothing takes any record: none could do so
+    /// better.
+    fn could_finish(&self, subpartition: u32, record_bytes: usize) -> bool {
+        let Some(builder) = self.builders.get(subpartition as usize) else { return true };
+        let left = (self.parts.segment_bytes - builder.written) as usize;
+        let rest = (self.overhead + record_bytes).saturating_sub(left);
+        // At most the longest record, which is a u32, in segments.
+        let needed = rest.div_ceil(self.parts.segment_bytes as usize) as u32;
+        let (spec, held) = (self.parts.pool.spec(), self.parts.pool.held(SubpartitionIndex(subpartition)));
+        let most = spec.quota.saturating_add(spec.overdraft);
+        needed <= 1 || held == 0 || (held + needed <= most && self.parts.pool.free() >= needed)
+    }
+
+    /// Why a subpartition that has no room has none.
+    pub(crate) fn lack_of(&self, subpartition: u32) -> Lack {
+        let is_at_quota =
+            self.parts.pool.held(SubpartitionIndex(subpartition)) >= self.parts.pool.spec().quota;
+        if is_at_quota { Lack::Quota } else { Lack::Segment }
+    }
+
+    /// Why no subpartition has room: for want of segments if any of them could hold more.
+    pub(crate) fn lack_of_all(&self) -> Lack {
+        let mut there = (0..self.subpartitions()).filter(|subpartition| !self.cell(*subpartition).is_gone);
+        if there.any(|subpartition| self.lack_of(subpartition) == Lack::Segment) {
+            Lack::Segment
+        } else {
+            Lack::Quota
+        }
+    }
+
+    /// Whether any subpartition has a segment open or could open one.
+    pub(crate) fn is_any_available(&mut self) -> Result<bool, Error> {
+        self.look()?;
+        for subpartition in 0..self.subpartitions() {
+            let is_open =
+                self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some());
+            if self.is_gone(subpartition)? {
+                continue;
+            }
+            self.see_sent(subpartition);
+            if is_open || self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a record of so many bytes can be begun now. Changes nothing.
+    pub(crate) fn has_room(&mut self, subpartition: u32, record_bytes: usize) -> bool {
+        let Some(builder) = self.builders.get(subpartition as usize) else { return false };
+        let left = (self.parts.segment_bytes - builder.written) as usize;
+        if self.overhead + record_bytes <= left {
+            return true;
+        }
+        // An error is met by the emit.
+        if self.look().is_err() {
+            return false;
+        }
+        self.see_sent(subpartition);
+        self.parts.pool.is_available(SubpartitionIndex(subpartition))
+    }
+
+    /// Segments open or waiting to be sent.
+    pub(crate) fn queued_segments(&mut self, subpartition: u32) -> u32 {
+        self.see_sent(subpartition);
+        self.parts.pool.held(SubpartitionIndex(subpartition))
+    }
+
+    /// Segments in any use.
+    pub(crate) fn taken_segments(&mut self, subpartition: u32) -> u32 {
+        // An error is met by the emit.
+        let _ = self.look();
+        self.parts.pool.taken_by(SubpartitionIndex(subpartition))
+    }
+}
