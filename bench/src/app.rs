@@ -71,6 +71,8 @@ pub struct Counter {
     pub checksum: AtomicU64,
     /// Longest time between two records since the last report, in nanoseconds, if the worker watches it.
     pub pause_ns: AtomicU64,
+    /// Most records that the worker takes in a second; 0: as many as come.
+    pub records_per_second: AtomicU64,
     /// Set while this worker is to stand still.
     pub stopped: AtomicBool,
 }
@@ -139,11 +141,18 @@ pub fn serve(role: Role) -> Result<(), String> {
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| format!("cannot read commands: {error}"))?;
         let mut words = line.split_whitespace();
-        match (words.next(), words.next().and_then(|word| word.parse::<usize>().ok())) {
-            (Some("report"), None) => print_line(&board.counts())?,
-            (Some("stop"), Some(worker)) => set_stopped(&board, worker, true),
-            (Some("go"), Some(worker)) => set_stopped(&board, worker, false),
-            (Some("end"), None) => board.ending.store(true, Ordering::Relaxed),
+        let command = words.next();
+        let numbers: Vec<usize> = words.map_while(|word| word.parse().ok()).collect();
+        match (command, &numbers[..]) {
+            (Some("report"), []) => print_line(&board.counts())?,
+            (Some("stop"), [worker]) => set_stopped(&board, *worker, true),
+            (Some("go"), [worker]) => set_stopped(&board, *worker, false),
+            (Some("pace"), [worker, records_per_second]) => {
+                if let Some(counter) = board.counters.get(*worker) {
+                    counter.records_per_second.store(*records_per_second as u64, Ordering::Relaxed);
+                }
+            }
+            (Some("end"), []) => board.ending.store(true, Ordering::Relaxed),
             _ => return Err(format!("unknown command {line:?}")),
         }
     }

@@ -3,6 +3,7 @@
 
 pub mod app;
 pub mod blast;
+pub mod choice;
 pub mod clock;
 pub mod cluster;
 pub mod pipeline;

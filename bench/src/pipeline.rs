@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weir_client::{Client, Gate, GateOptions, Item, Partition, PartitionOptions, Strategy, Task};
+use weir_client::{Client, Gate, GateOptions, Item, Partition, Task};
 
 use crate::app::{Board, Counter};
 use crate::blast;
+use crate::choice::Choice;
 use crate::clock::now_ns;
 
 /// How producers and consumers of an exchange are laid out.
@@ -21,26 +22,41 @@ pub enum Layout {
     Forward(u32),
     /// This many producers and as many consumers, each on its own thread; every producer feeds every consumer.
     AllToAll(u32),
+    /// Producers and consumers of different number, each on its own thread; every producer may feed every consumer.
+    Spread {
+        /// Producers.
+        producers: u32,
+        /// Consumers.
+        consumers: u32,
+    },
 }
 
 impl Layout {
-    fn producers(self) -> u32 {
+    /// How many producers there are.
+    #[must_use]
+    pub fn producers(self) -> u32 {
         match self {
             Self::FanIn(count) | Self::Forward(count) | Self::AllToAll(count) => count,
+            Self::Spread { producers, .. } => producers,
         }
     }
 
-    fn consumers(self) -> u32 {
+    /// How many consumers there are.
+    #[must_use]
+    pub fn consumers(self) -> u32 {
         match self {
             Self::FanIn(_) => 1,
             Self::Forward(count) | Self::AllToAll(count) => count,
+            Self::Spread { consumers, .. } => consumers,
         }
     }
 
-    fn strategy(self) -> Strategy {
+    /// How its producers choose unless they are told otherwise.
+    #[must_use]
+    pub fn choice(self) -> Choice {
         match self {
-            Self::Forward(_) => Strategy::Forward,
-            Self::FanIn(_) | Self::AllToAll(_) => Strategy::Rebalance,
+            Self::Forward(_) => Choice::Forward,
+            Self::FanIn(_) | Self::AllToAll(_) | Self::Spread { .. } => Choice::Adaptive,
         }
     }
 }
@@ -54,6 +70,10 @@ pub struct ProducerOptions {
     pub exchange: String,
     /// How many, and how they are connected.
     pub layout: Layout,
+    /// How they choose the consumer of a record.
+    pub choice: Choice,
+    /// With a key: so many percent of the records have the same one.
+    pub hot_key_percent: u64,
     /// Length of each record, in bytes.
     pub record_bytes: usize,
     /// Attach, and write nothing.
@@ -84,20 +104,15 @@ pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
     let mut partitions = Vec::new();
     for producer in 0..producers {
         partitions.push(
-            task.partition(
-                &options.exchange,
-                producer,
-                producers,
-                options.layout.consumers(),
-                options.layout.strategy(),
-                PartitionOptions::default(),
-            )
-            .map_err(|error| format!("cannot make producer {producer}/{producers}: {error}"))?,
+            options
+                .choice
+                .partition(&task, &options.exchange, producer, options.layout)
+                .map_err(|error| format!("cannot make producer {producer}/{producers}: {error}"))?,
         );
     }
     let groups: Vec<Vec<Partition>> = match options.layout {
         Layout::FanIn(_) => vec![partitions],
-        Layout::Forward(_) | Layout::AllToAll(_) => {
+        Layout::Forward(_) | Layout::AllToAll(_) | Layout::Spread { .. } => {
             partitions.into_iter().map(|partition| vec![partition]).collect()
         }
     };
@@ -105,11 +120,12 @@ pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
     for (worker, group) in groups.into_iter().enumerate() {
         let board = Arc::clone(&board);
         let record = vec![0_u8; options.record_bytes];
-        let silent = options.silent;
+        let (silent, keys) = (options.silent, Keys::of(&options));
         // The task is kept alive by every worker: dropped, it would end its cell.
         let task = task.clone();
         spawn_worker("producer", board, move |board| {
-            let outcome = if silent { hold(board, &group) } else { write(board, worker, group, record) };
+            let outcome =
+                if silent { hold(board, &group) } else { write(board, worker, group, record, keys) };
             drop(task);
             outcome
         });
@@ -125,14 +141,52 @@ fn hold(board: &Board, _held: &[Partition]) -> Result<(), String> {
     Ok(())
 }
 
-fn write(board: &Board, worker: usize, mut group: Vec<Partition>, mut record: Vec<u8>) -> Result<(), String> {
+/// The keys of records.
+#[derive(Clone, Copy, Debug)]
+enum Keys {
+    None,
+    /// So many percent have the same one, the others one of [`COLD_KEYS`].
+    Hot(u64),
+}
+
+/// Keys that are not the hot one.
+const COLD_KEYS: u64 = 1000;
+
+impl Keys {
+    fn of(options: &ProducerOptions) -> Self {
+        match options.choice {
+            Choice::Hash { .. } => Self::Hot(options.hot_key_percent),
+            _ => Self::None,
+        }
+    }
+
+    /// The key of record `number`.
+    fn of_record(self, number: u64) -> Option<[u8; 8]> {
+        let Self::Hot(percent) = self else { return None };
+        let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let is_hot = (spread >> 32) % 100 < percent;
+        Some(if is_hot { 0 } else { 1 + (spread >> 40) % COLD_KEYS }.to_le_bytes())
+    }
+}
+
+fn write(
+    board: &Board,
+    worker: usize,
+    mut group: Vec<Partition>,
+    mut record: Vec<u8>,
+    keys: Keys,
+) -> Result<(), String> {
     let counter = board.counters.get(worker).ok_or("no counter")?;
     let (mut number, mut records) = (0_u64, 0_u64);
     let length = record.len() as u64;
     while !board.is_ending() {
         for partition in &mut group {
             number = blast::fill(&mut record, number);
-            partition.emit(&record).map_err(|error| error.to_string())?;
+            let emitted = match keys.of_record(records) {
+                None => partition.emit(&record),
+                Some(key) => partition.emit_keyed(&key, &record),
+            };
+            emitted.map_err(|error| error.to_string())?;
         }
         records += group.len() as u64;
         count(counter, records, records * length, 0);
@@ -169,17 +223,50 @@ pub(crate) fn consume(options: ConsumerOptions) -> Result<Arc<Board>, String> {
 fn read(board: &Board, worker: usize, mut gate: Gate) -> Result<(), String> {
     let counter = board.counters.get(worker).ok_or("no counter")?;
     let (mut records, mut bytes, mut checksum) = (0_u64, 0_u64, 0_u64);
+    let mut pace = Pace::new();
     while let Some(item) = gate.next().map_err(|error| error.to_string())? {
         let Item::Record(record) = item else { continue };
         records += 1;
         bytes += record.len() as u64;
         checksum = checksum.wrapping_add(blast::sum(&record));
         count(counter, records, bytes, checksum);
+        pace.keep(counter.records_per_second.load(Ordering::Relaxed));
         while counter.stopped.load(Ordering::Relaxed) {
             std::thread::sleep(STOPPED_LOOK);
         }
     }
     Ok(())
+}
+
+/// Keeps a consumer at a rate, as work that waits for something else does: it costs time and no CPU.
+struct Pace {
+    due: Instant,
+}
+
+impl Pace {
+    /// Time that may be caught up with, so that late wake-ups do not make the rate smaller.
+    const CAUGHT_UP: Duration = Duration::from_millis(20);
+
+    /// A shorter sleep is not worth a system call.
+    const SLEEP_MIN: Duration = Duration::from_millis(1);
+
+    fn new() -> Self {
+        Self { due: Instant::now() }
+    }
+
+    /// Called after each record; 0: as many as come.
+    fn keep(&mut self, records_per_second: u64) {
+        if records_per_second == 0 {
+            return;
+        }
+        let now = Instant::now();
+        let earliest = now.checked_sub(Self::CAUGHT_UP).unwrap_or(now);
+        self.due = self.due.max(earliest) + Duration::from_nanos(1_000_000_000 / records_per_second);
+        let early = self.due.saturating_duration_since(now);
+        if early >= Self::SLEEP_MIN {
+            std::thread::sleep(early);
+        }
+    }
 }
 
 /// Reads records that must be those of one producer, each once and in order.

@@ -1,8 +1,10 @@
 //! The scenarios, one file each, and what they share: a window over running processes.
 
 pub mod control;
+pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
+pub mod rebalance;
 pub mod resume;
 pub mod throughput;
 pub mod trickle;
@@ -10,6 +12,7 @@ pub mod trickle;
 use std::time::{Duration, Instant};
 
 use crate::app::{self, App, Counts, Role};
+use crate::choice::Choice;
 use crate::cluster::{Cluster, ClusterOptions, Node};
 use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
 use crate::report::Case;
@@ -47,6 +50,10 @@ struct Workload {
     exchange: String,
     layout: Layout,
     record_bytes: usize,
+    /// How producers choose the consumer of a record.
+    choice: Choice,
+    /// With a key: so many percent of the records have the same one.
+    hot_key_percent: u64,
     /// Attach, and write nothing.
     silent: bool,
     /// Compare every byte that is read, and watch the pauses between records.
@@ -55,16 +62,26 @@ struct Workload {
 
 impl Workload {
     fn new(exchange: impl Into<String>, layout: Layout, record_bytes: usize) -> Self {
-        Self { exchange: exchange.into(), layout, record_bytes, silent: false, compared: false }
+        Self {
+            exchange: exchange.into(),
+            layout,
+            record_bytes,
+            choice: layout.choice(),
+            hot_key_percent: 0,
+            silent: false,
+            compared: false,
+        }
     }
 
     /// Starts its producers on one node and its consumers on another, and waits until the consumers have attached.
     fn start(self, from: &Node, to: &Node) -> Result<Stream, String> {
-        let Self { exchange, layout, record_bytes, silent, compared } = self;
+        let Self { exchange, layout, record_bytes, choice, hot_key_percent, silent, compared } = self;
         let producer = App::start(&Role::Producer(ProducerOptions {
             run_dir: from.run_dir.clone(),
             exchange: exchange.clone(),
             layout,
+            choice,
+            hot_key_percent,
             record_bytes,
             silent,
         }))?;
@@ -90,6 +107,19 @@ impl Stream {
     fn watch(&mut self, cluster: &Cluster, length: Duration) -> Result<Window, String> {
         let pids = [cluster.a().pid(), cluster.b().pid(), self.producer.pid(), self.consumer.pid()];
         watch(&mut self.consumer, &pids, length)
+    }
+
+    /// Sets how many records a second each consumer takes; 0: none, it stands still.
+    fn set_pace(&mut self, records_per_second: &[u64]) -> Result<(), String> {
+        for (consumer, rate) in records_per_second.iter().enumerate() {
+            if *rate == 0 {
+                self.consumer.command(&format!("stop {consumer}"))?;
+            } else {
+                self.consumer.command(&format!("pace {consumer} {rate}"))?;
+                self.consumer.command(&format!("go {consumer}"))?;
+            }
+        }
+        Ok(())
     }
 
     fn end(self) -> Result<(), String> {
@@ -133,6 +163,16 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "control",
         about: "both directions full, then moving: delay of priority events meanwhile",
         run: control::run,
+    },
+    Scenario {
+        name: "rebalance",
+        about: "8 consumers of which one is slow, stopped, or recovers: in turn, Flink's next four, adaptive",
+        run: rebalance::run,
+    },
+    Scenario {
+        name: "hash-skew",
+        about: "half of the records have one key: more consumers, and salting",
+        run: hash_skew::run,
     },
     Scenario {
         name: "resume",

@@ -1,0 +1,155 @@
+//! What a slow consumer costs the others when consumers are interchangeable, by how the producer chooses.
+//!
+//! Consumers keep a pace by sleeping, so that what they can take is known exactly and the CPU is not what limits them.
+
+use std::time::{Duration, Instant};
+
+use crate::choice::Choice;
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
+use crate::report::Case;
+
+use super::{Settings, Stream, Workload};
+
+const CONSUMERS: u32 = 8;
+const RECORD_BYTES: usize = 4096;
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// Records a second that a consumer takes which is not slow.
+const PACE: u64 = 2000;
+
+/// The consumer that is slow.
+const SLOW: usize = 3;
+
+/// How long a producer may take to fill what is in flight and to learn who is slow.
+const SETTLE: Duration = Duration::from_millis(700);
+
+/// Rates are looked at in slices of this length while a consumer recovers.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// A consumer has recovered when a slice has so much of its pace.
+const RECOVERED: f64 = 0.8;
+
+/// Longest time that is waited for that.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+const CHOICES: [(&str, Choice); 3] =
+    [("in_turn", Choice::InTurn), ("next_four", Choice::NextFour), ("adaptive", Choice::Adaptive)];
+
+/// What is wrong with the slow consumer.
+struct Skew {
+    name: &'static str,
+    producers: u32,
+    /// Records a second that it takes.
+    slow_pace: u64,
+}
+
+const SKEWS: [Skew; 5] = [
+    Skew { name: "all equal", producers: 1, slow_pace: PACE },
+    Skew { name: "one of 8 takes half", producers: 1, slow_pace: PACE / 2 },
+    Skew { name: "one of 8 takes a tenth", producers: 1, slow_pace: PACE / 10 },
+    Skew { name: "one of 8 is stopped", producers: 1, slow_pace: 0 },
+    Skew {
+        name: "8 producers at once, one of 8 consumers takes a tenth",
+        producers: 8,
+        slow_pace: PACE / 10,
+    },
+];
+
+impl Skew {
+    fn paces(&self) -> [u64; CONSUMERS as usize] {
+        let mut paces = [PACE; CONSUMERS as usize];
+        paces[SLOW] = self.slow_pace;
+        paces
+    }
+}
+
+/// Each round: every skew with every choice; then how soon a consumer that has recovered gets its share.
+pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    // Of each skew and choice: the share of what all consumers can take, in each round.
+    let mut shares = vec![[Vec::new(), Vec::new(), Vec::new()]; SKEWS.len()];
+    let mut recoveries = Vec::new();
+    for round in 0..settings.rounds {
+        for (skew, shares) in SKEWS.iter().zip(&mut shares) {
+            for ((name, choice), shares) in CHOICES.into_iter().zip(shares) {
+                let exchange = format!("{name}-{}-{}-{round}", skew.producers, skew.slow_pace);
+                shares.push(share(settings, &cluster, exchange, skew, choice)?);
+            }
+        }
+        recoveries.push(recovery(&cluster, round)?);
+        eprintln!("rebalance: round {} of {}", round + 1, settings.rounds);
+    }
+    let mut cases: Vec<Case> = SKEWS.iter().zip(&shares).map(|(skew, shares)| case(skew, shares)).collect();
+    let mut case = Case::new("rebalance: one of 8 took a tenth and takes all it is given again, adaptive");
+    case.figure("milliseconds_until_it_has_its_share", recoveries);
+    cases.push(case);
+    Ok(cases)
+}
+
+fn case(skew: &Skew, shares: &[Vec<f64>; 3]) -> Case {
+    let mut case = Case::new(format!("rebalance: {CONSUMERS} consumers, {}", skew.name));
+    let can_take: u64 = skew.paces().iter().sum();
+    case.figure("records_per_second_that_consumers_can_take", [can_take as f64]);
+    for ((name, _), shares) in CHOICES.iter().zip(shares) {
+        case.figure(&format!("percent_of_that_{name}"), shares.iter().map(|share| 100.0 * share));
+    }
+    let [in_turn, next_four, adaptive] = shares;
+    let over =
+        |others: &[f64]| adaptive.iter().zip(others).map(|(ours, other)| ours / other).collect::<Vec<_>>();
+    // Strictly in turn nothing moves beside a consumer that is stopped.
+    if skew.slow_pace > 0 {
+        case.figure("adaptive_over_in_turn", over(in_turn));
+    }
+    case.figure("adaptive_over_next_four", over(next_four));
+    case
+}
+
+fn start(cluster: &Cluster, exchange: String, producers: u32, choice: Choice) -> Result<Stream, String> {
+    let layout = Layout::Spread { producers, consumers: CONSUMERS };
+    let mut workload = Workload::new(exchange, layout, RECORD_BYTES);
+    workload.choice = choice;
+    workload.start(cluster.a(), cluster.b())
+}
+
+/// Of what the consumers can take, the share that they were given.
+fn share(
+    settings: &Settings,
+    cluster: &Cluster,
+    exchange: String,
+    skew: &Skew,
+    choice: Choice,
+) -> Result<f64, String> {
+    let mut stream = start(cluster, exchange, skew.producers, choice)?;
+    stream.set_pace(&skew.paces())?;
+    std::thread::sleep(SETTLE);
+    let window = stream.watch(cluster, settings.window)?;
+    // Ended as it is: a producer that waits for a stopped consumer could not.
+    drop(stream);
+    let can_take: u64 = skew.paces().iter().sum();
+    Ok(window.records_per_second() / can_take as f64)
+}
+
+/// Milliseconds from the moment when a slow consumer takes its pace again until it is given it.
+fn recovery(cluster: &Cluster, round: u32) -> Result<f64, String> {
+    let skew = Skew { name: "", producers: 1, slow_pace: PACE / 10 };
+    let mut stream = start(cluster, format!("recovery-{round}"), 1, Choice::Adaptive)?;
+    stream.set_pace(&skew.paces())?;
+    std::thread::sleep(2 * SETTLE);
+    let mut before = stream.consumer.report()?;
+    stream.set_pace(&[PACE; CONSUMERS as usize])?;
+    let (began, mut last) = (Instant::now(), Instant::now());
+    while began.elapsed() < RECOVERY_TIMEOUT {
+        std::thread::sleep(SLICE);
+        let after = stream.consumer.report()?;
+        let seconds = last.elapsed().as_secs_f64();
+        last = Instant::now();
+        let taken = |counts: &crate::app::Counts| counts.records.get(SLOW).copied().unwrap_or(0);
+        let rate = (taken(&after) - taken(&before)) as f64 / seconds;
+        if rate >= RECOVERED * PACE as f64 {
+            return Ok(began.elapsed().as_secs_f64() * 1e3);
+        }
+        before = after;
+    }
+    Err(format!("a consumer that recovered did not get its share within {} s", RECOVERY_TIMEOUT.as_secs()))
+}
