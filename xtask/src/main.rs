@@ -37,7 +37,7 @@ enum Verb {
     Sim(sim::Arguments),
     /// Look for inputs that break a rule: all fuzz targets, or one
     Fuzz(fuzz::Arguments),
-    /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work
+    /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more
     #[command(disable_help_flag = true)]
     Demo(PassedOn),
     /// Measure throughput, isolation and idle cost against a raw TCP blast in the same run

@@ -68,14 +68,15 @@ fn push_line(text: &mut Vec<u8>, number: u64, state: &mut u64) {
     text.push(b'\n');
 }
 
-fn word(state: &mut u64) -> &'static str {
+/// A word; early ones of the list come often.
+pub(crate) fn word(state: &mut u64) -> &'static str {
     // The smaller of two draws: early words come often, late ones seldom.
     let (one, other) = (next(state) % 32, next(state) % 32);
     WORDS[one.min(other) as usize]
 }
 
-/// A step of xorshift64.
-fn next(state: &mut u64) -> u64 {
+/// A step of xorshift64; the state must not be 0.
+pub(crate) fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
