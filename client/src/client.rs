@@ -156,7 +156,9 @@ impl Task {
     ///
     /// # Errors
     /// The daemon refuses (a number out of range, the place taken, no memory), ends meanwhile, or does not answer
-    /// ([`Error::Unanswered`]); an option cannot work; or [`Error::NotReattached`].
+    /// ([`Error::Unanswered`]); an option cannot work; or [`Error::NotReattached`]. With `forward`, unequal numbers of
+    /// producers and consumers are refused with the code `mismatch`; the text names both and the strategies that connect
+    /// any numbers.
     pub fn partition(
         &self,
         exchange: &str,

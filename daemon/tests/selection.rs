@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::process::Output;
 
 use common::{
@@ -92,7 +93,13 @@ fn beside_one_that_sleeps(extra: &[&str], enough: impl Fn(u64) -> bool) -> (Vec<
     let input = lines(INPUT_BYTES);
     // The first record wakes both; nothing else is there until one of them sleeps.
     signal(asleep.child.id(), Signal::STOP);
-    let feeder = feed(&mut sender, input.clone());
+    // The input stays open: a sender that has ended has no channels to look at.
+    let mut stdin = sender.child.stdin.take().expect("an input");
+    let bytes = input.clone();
+    let feeder = std::thread::spawn(move || {
+        stdin.write_all(&bytes).expect("a reader");
+        stdin
+    });
     let taken = || -> Option<u64> {
         let rows = channels(&pair.a, "x", "send");
         let row = rows.iter().find(|row| row["consumer"] == 0)?;
@@ -104,9 +111,9 @@ fn beside_one_that_sleeps(extra: &[&str], enough: impl Fn(u64) -> bool) -> (Vec<
         (taken() == Some(before)).then_some(())
     });
     signal(asleep.child.id(), Signal::CONT);
+    drop(feeder.join().expect("the feeder"));
     let outputs = [awake, asleep].map(|receiver| read("recv", receiver).stdout);
     read("send", sender);
-    feeder.join().expect("the feeder");
     for daemon in [&pair.a, &pair.b] {
         eventually("all memory is given back", || (memory_used(daemon) == 0).then_some(()));
     }
