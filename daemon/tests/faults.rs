@@ -378,7 +378,8 @@ fn sigterm_sends_what_is_queued_and_exits_0() {
     });
     signal(receiver.child.id(), Signal::STOP);
     let rest = "a record\n".repeat(QUEUED_RECORDS);
-    let feeder = feed(&mut sender, rest.clone().into_bytes());
+    // All of it, and its end: a sender that has more to come when the daemon drains is told so.
+    feed(&mut sender, rest.clone().into_bytes()).join().expect("the feeder");
     // A length of four bytes in place of the newline.
     let framed = (rest.len() + 3 * QUEUED_RECORDS + "first\n".len() + 3) as u64;
     eventually("node a has all of it, and cannot send all of it", || {
@@ -395,7 +396,6 @@ fn sigterm_sends_what_is_queued_and_exits_0() {
     assert!(received.stdout == format!("first\n{rest}").as_bytes(), "all that was queued, and no more");
     let sent = sender.output();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
-    feeder.join().expect("the feeder");
     assert_eq!(pair.a.exit_code(), Some(0));
     for socket in ["attach.sock", "control.sock"] {
         assert!(!pair.a.run_dir.join(socket).exists(), "its sockets are gone");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use weir_client::{BufferTimeout, Error};
+use weir_client::{BufferTimeout, Client, ConnectOptions, Error};
 use weir_flow::exchange::{Name, PARALLELISM_MAX};
 
 use crate::config::Span;
@@ -68,6 +68,13 @@ pub(super) fn buffer_timeout(text: &str) -> Result<BufferTimeout, String> {
 /// Reads how long to wait.
 pub(super) fn wait(text: &str) -> Result<Duration, String> {
     Span::from_str(text).map(|span| span.0).map_err(|_| Span::NEEDED.to_owned())
+}
+
+/// Attaches to the daemon with this run directory, and to no later one: what a command has read of its input, or
+/// written of its output, cannot be done again.
+pub(super) fn attach(run_dir: &Path) -> Result<Client, Problem> {
+    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
+    Client::connect_with(options).map_err(|e| problem(run_dir, &e))
 }
 
 /// A client error as the user of a command sees it.

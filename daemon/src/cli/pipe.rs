@@ -8,12 +8,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
-use std::time::Duration;
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use weir_client::{Client, ConnectOptions, Gate, GateOptions, Partition};
+use weir_client::{Client, Gate, GateOptions, Partition};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -76,8 +75,7 @@ pub(super) fn run(arguments: &PipeArgs) -> Result<Exit, Problem> {
     let consumers = emit.check(count).map_err(|problem| problem.fix_or("weir pipe --help"))?;
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
-    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
-    let attached = Client::connect_with(options).map_err(problem)?;
+    let attached = client::attach(run_dir)?;
     let task = attached.task(&arguments.task).map_err(problem)?;
     let mut partition = task
         .partition(&arguments.to, index, count, consumers, emit.strategy(), emit.options())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
-use weir_client::{Client, ConnectOptions, Gate, GateOptions, Item, Next};
+use weir_client::{Gate, GateOptions, Item, Next};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -62,8 +62,7 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
     let stdout = output::standard_output()?;
-    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
-    let attached = Client::connect_with(options).map_err(problem)?;
+    let attached = client::attach(run_dir)?;
     let task = attached.task(&arguments.task).map_err(problem)?;
     watch_reader(&stdout.0);
     let IndexOf { index, count } = arguments.consumer;

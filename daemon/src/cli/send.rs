@@ -2,10 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use clap::Args;
-use weir_client::{Client, ConnectOptions};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -49,8 +47,7 @@ pub(super) fn run(arguments: &SendArgs) -> Result<Exit, Problem> {
     let consumers = emit.check(count).map_err(|problem| problem.fix_or("weir send --help"))?;
     let run_dir = &arguments.daemon.run_dir;
     let problem = |e: weir_client::Error| client::problem(run_dir, &e);
-    let options = ConnectOptions { reattach_timeout: Duration::ZERO, ..ConnectOptions::new(run_dir) };
-    let attached = Client::connect_with(options).map_err(problem)?;
+    let attached = client::attach(run_dir)?;
     let task = attached.task(&arguments.task).map_err(problem)?;
     let mut partition = task
         .partition(&arguments.exchange, index, count, consumers, emit.strategy(), emit.options())
