@@ -1,7 +1,9 @@
 //! Daemons of one machine that talk over loopback, each with a run directory of its own. They end with the cluster.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,6 +24,8 @@ pub struct Cluster {
     nodes: Vec<Node>,
     /// Where they listen.
     addresses: [String; 2],
+    /// Where they are dialled.
+    dialled: [String; 2],
     directory: TempDir,
 }
 
@@ -70,11 +74,24 @@ impl Cluster {
     /// # Errors
     /// One line: what did not start and what it printed.
     pub fn start(options: &ClusterOptions) -> Result<Self, String> {
+        Self::start_over(options, |addresses| Ok(addresses.clone()))
+    }
+
+    /// As [`Self::start`], with nodes that find each other where `paths` says: it is given the addresses at which `a` and `b`
+    /// listen, and gives those at which the other one dials them.
+    ///
+    /// # Errors
+    /// As there, and what `paths` says.
+    pub fn start_over(
+        options: &ClusterOptions,
+        paths: impl FnOnce(&[String; 2]) -> Result<[String; 2], String>,
+    ) -> Result<Self, String> {
         let program = program_beside_this("weir")?;
         let directory =
             TempDir::new().map_err(|error| format!("cannot make a directory for the daemons: {error}"))?;
         let addresses = free_addresses()?;
-        let mut cluster = Self { program, nodes: Vec::new(), addresses, directory };
+        let dialled = paths(&addresses)?;
+        let mut cluster = Self { program, nodes: Vec::new(), addresses, dialled, directory };
         for (own, peer) in [(0, 1), (1, 0)] {
             cluster.start_node(own, peer, options)?;
         }
@@ -97,7 +114,7 @@ impl Cluster {
             .arg("--config")
             .arg(&config_path)
             .args(["--node", name, "--listen", &self.addresses[own]])
-            .args(["--peer", &format!("{}={}", ["a", "b"][peer], self.addresses[peer])])
+            .args(["--peer", &format!("{}={}", ["a", "b"][peer], self.dialled[peer])])
             .args(["--shards", &options.shards.to_string(), "--memory", &options.memory_bytes.to_string()])
             .arg("--run-dir")
             .arg(&run_dir)
@@ -146,6 +163,34 @@ impl Cluster {
         }
         serde_json::from_slice(&output.stdout)
             .map_err(|error| format!("weir {verb} printed no JSON: {error}"))
+    }
+
+    /// What `weir VERB` shows of this node.
+    ///
+    /// # Errors
+    /// One line, when the daemon does not answer.
+    pub fn show(&self, node: &Node, verb: &str) -> Result<String, String> {
+        let output = Command::new(&self.program)
+            .args([verb, "--run-dir"])
+            .arg(&node.run_dir)
+            .output()
+            .map_err(|error| format!("cannot start weir {verb}: {error}"))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What the daemon of this node answers to `GET PATH` on its control socket.
+    ///
+    /// # Errors
+    /// One line, when it does not answer or answers something that is not JSON.
+    pub fn ask_path(&self, node: &Node, path: &str) -> Result<Value, String> {
+        let problem = |error: std::io::Error| format!("node {} does not answer {path}: {error}", node.name);
+        let mut socket = UnixStream::connect(node.run_dir.join("control.sock")).map_err(problem)?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n");
+        socket.write_all(request.as_bytes()).map_err(problem)?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).map_err(problem)?;
+        let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("{path} has no answer"))?;
+        serde_json::from_str(body).map_err(|error| format!("{path} answers no JSON: {error}"))
     }
 
     /// What a daemon has logged.

@@ -6,6 +6,7 @@ pub mod idle;
 pub mod isolation;
 pub mod rebalance;
 pub mod resume;
+pub mod selection;
 pub mod throughput;
 pub mod trickle;
 
@@ -168,6 +169,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "rebalance",
         about: "8 consumers of which one is slow, stopped, or recovers: in turn, Flink's next four, adaptive",
         run: rebalance::run,
+    },
+    Scenario {
+        name: "selection",
+        about: "what it costs to choose a consumer, without daemons: in turn, adaptive, up to 4,096 consumers",
+        run: selection::run,
     },
     Scenario {
         name: "hash-skew",

@@ -5,9 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use weir_flow::exchange::{Name, Strategy};
+use weir_flow::ids::Time;
 use weir_ipc::attach::message::{RequestBody, ResponseBody};
 use weir_ipc::task_cell::TaskState;
 
+use crate::caller::{Caller, Turn, block, work_that_blocks};
 use crate::clock;
 use crate::connection::Connection;
 use crate::error::Error;
@@ -36,7 +38,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Attaches to the daemon with this run directory.
+    /// Attaches to the daemon with this run directory. Waits up to 5 s for its answer ([`ConnectOptions::timeout`]).
     ///
     /// # Errors
     /// [`Error::DaemonUnreachable`] if none answers; [`Error::Detached`] with the daemon's reason if it lets nobody
@@ -50,7 +52,29 @@ impl Client {
     /// # Errors
     /// As [`Self::connect`].
     pub fn connect_with(options: ConnectOptions) -> Result<Self, Error> {
-        Ok(Self { connection: Arc::new(Connection::connect(options)?) })
+        block(Self::connect_by(Caller::Thread, options))
+    }
+
+    /// As [`Self::connect`], for a future. Connecting blocks, so a short-lived thread does it.
+    ///
+    /// Dropped while it waits, it leaves nothing: an attachment that comes about all the same is let go of.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; [`Error::Os`] if there is no room for a thread.
+    pub async fn connect_async(run_dir: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::connect_by(Caller::Future, ConnectOptions::new(run_dir)).await
+    }
+
+    /// As [`Self::connect_async`], with options.
+    ///
+    /// # Errors
+    /// As [`Self::connect_async`].
+    pub async fn connect_with_async(options: ConnectOptions) -> Result<Self, Error> {
+        Self::connect_by(Caller::Future, options).await
+    }
+
+    async fn connect_by(caller: Caller, options: ConnectOptions) -> Result<Self, Error> {
+        Ok(Self { connection: Arc::new(Connection::connect(caller, options).await?) })
     }
 
     /// Name of the node of the daemon that was attached to last.
@@ -78,17 +102,31 @@ impl Client {
     }
 
     /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles
-    /// waits. If the daemon has ended since, this attaches anew. A process may have 64 tasks at a time with one daemon;
+    /// waits. Waits for the daemon's answer, up to [`ConnectOptions::request_timeout`]. If the daemon has ended since, this
+    /// attaches anew. A process may have 64 tasks at a time with one daemon;
     /// a task is there until the last handle of it is gone, its partitions and gates included.
     ///
     /// # Errors
     /// [`Error::Name`]; the daemon refuses, ends meanwhile, or does not answer ([`Error::Unanswered`]); or
     /// [`Error::NotReattached`].
     pub fn task(&self, name: &str) -> Result<Task, Error> {
+        block(self.task_by(Caller::Thread, name))
+    }
+
+    /// As [`Self::task`], for a future. Dropped while it waits, it leaves no task behind.
+    ///
+    /// # Errors
+    /// As [`Self::task`].
+    pub async fn task_async(&self, name: &str) -> Result<Task, Error> {
+        self.task_by(Caller::Future, name).await
+    }
+
+    async fn task_by(&self, caller: Caller, name: &str) -> Result<Task, Error> {
         check_name(name)?;
-        let life = Arc::new(Life::begin(self.connection.attached()?, name)?);
+        let session = self.connection.attached(caller).await?;
+        let life = Arc::new(Life::begin(caller, session, name).await?);
         let (connection, name) = (Arc::clone(&self.connection), Arc::from(name));
-        Ok(Task { connection, name, life: Arc::new(Mutex::new(life)) })
+        Ok(Task { connection, name, life: Arc::new(Mutex::new(life)), turn: Turn::default() })
     }
 }
 
@@ -101,6 +139,8 @@ pub struct Task {
     connection: Arc<Connection>,
     name: Arc<str>,
     life: Arc<Mutex<Arc<Life>>>,
+    /// Making the task anew, one at a time.
+    turn: Turn,
 }
 
 /// A task as one attachment knows it.
@@ -112,8 +152,8 @@ struct Life {
 
 impl Life {
     /// Makes the task over this attachment.
-    fn begin(session: Arc<Session>, name: &str) -> Result<Self, Error> {
-        let (body, _) = session.request(RequestBody::CreateTask { name: name.to_owned() })?;
+    async fn begin(caller: Caller, session: Arc<Session>, name: &str) -> Result<Self, Error> {
+        let (body, _) = session.request(caller, RequestBody::CreateTask { name: name.to_owned() }).await?;
         let ResponseBody::Task { cell: number } = body else {
             return Err(unexpected(&body, "a task"));
         };
@@ -140,17 +180,37 @@ impl Task {
     }
 
     /// The task at the daemon that runs now: made there first, if that is not the one that knew it last.
-    fn attached(&self) -> Result<Arc<Life>, Error> {
-        let session = self.connection.attached()?;
-        // Threads that ask at the same time make it once.
-        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(&life.session, &session) {
-            *life = Arc::new(Life::begin(session, &self.name)?);
+    async fn attached(&self, caller: Caller) -> Result<Arc<Life>, Error> {
+        let session = self.connection.attached(caller).await?;
+        let known = self.life();
+        if Arc::ptr_eq(&known.session, &session) {
+            return Ok(known);
         }
-        Ok(Arc::clone(&life))
+        // Those that ask at the same time make it once. It happens once for each daemon: a future has it done on a thread,
+        // so that no other waits for it to be polled.
+        let (task, turn) = (self.clone(), self.turn.take(caller, Time(u64::MAX)).await);
+        work_that_blocks(caller, "weir-attach", move || {
+            let _turn = turn;
+            let known = task.life();
+            if Arc::ptr_eq(&known.session, &session) {
+                return Ok(known);
+            }
+            let life = Arc::new(block(Life::begin(Caller::Thread, session, &task.name))?);
+            let mut known = task.life.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *known, Arc::clone(&life));
+            drop(known);
+            drop(before);
+            Ok(life)
+        })
+        .await
     }
 
-    /// Becomes producer `producer` of `producers` of an exchange with so many consumers. If the daemon has ended since
+    fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Becomes producer `producer` of `producers` of an exchange with so many consumers. Waits for the daemon's answer, up
+    /// to [`ConnectOptions::request_timeout`], and for no consumer. If the daemon has ended since
     /// the last call, this attaches anew; the producer is then a new incarnation, whose records are no continuation
     /// of those before.
     ///
@@ -168,12 +228,30 @@ impl Task {
         strategy: Strategy,
         options: PartitionOptions,
     ) -> Result<Partition, Error> {
-        check_name(exchange)?;
-        let life = self.attached()?;
-        let (task, options, selector) = (life.number, &options, None);
+        let (options, selector) = (&options, None);
         let request =
-            PartitionRequest { task, exchange, producer, producers, consumers, strategy, options, selector };
-        Partition::create(Arc::clone(&life.session), Arc::clone(&life.times), request)
+            PartitionRequest { exchange, producer, producers, consumers, strategy, options, selector };
+        block(self.partition_by(Caller::Thread, request))
+    }
+
+    /// As [`Self::partition`], for a future. Dropped while it waits, it leaves no partition behind: the daemon ends what it
+    /// may have made before anything that is asked later.
+    ///
+    /// # Errors
+    /// As [`Self::partition`].
+    pub async fn partition_async(
+        &self,
+        exchange: &str,
+        producer: u32,
+        producers: u32,
+        consumers: u32,
+        strategy: Strategy,
+        options: PartitionOptions,
+    ) -> Result<Partition, Error> {
+        let (options, selector) = (&options, None);
+        let request =
+            PartitionRequest { exchange, producer, producers, consumers, strategy, options, selector };
+        self.partition_by(Caller::Future, request).await
     }
 
     /// As [`Self::partition`], with a selector of the application: it says which consumer gets a record. The ship
@@ -190,18 +268,47 @@ impl Task {
         selector: impl ChannelSelector + 'static,
         options: PartitionOptions,
     ) -> Result<Partition, Error> {
-        check_name(exchange)?;
-        let life = self.attached()?;
-        let (task, options, strategy) = (life.number, &options, Strategy::Custom);
+        let (options, strategy) = (&options, Strategy::Custom);
         let selector: Option<Box<dyn ChannelSelector>> = Some(Box::new(selector));
         let request =
-            PartitionRequest { task, exchange, producer, producers, consumers, strategy, options, selector };
-        Partition::create(Arc::clone(&life.session), Arc::clone(&life.times), request)
+            PartitionRequest { exchange, producer, producers, consumers, strategy, options, selector };
+        block(self.partition_by(Caller::Thread, request))
+    }
+
+    /// As [`Self::partition_with_selector`], for a future. Dropped while it waits, it leaves no partition behind.
+    ///
+    /// # Errors
+    /// As [`Self::partition`].
+    pub async fn partition_with_selector_async(
+        &self,
+        exchange: &str,
+        producer: u32,
+        producers: u32,
+        consumers: u32,
+        selector: impl ChannelSelector + 'static,
+        options: PartitionOptions,
+    ) -> Result<Partition, Error> {
+        let (options, strategy) = (&options, Strategy::Custom);
+        let selector: Option<Box<dyn ChannelSelector>> = Some(Box::new(selector));
+        let request =
+            PartitionRequest { exchange, producer, producers, consumers, strategy, options, selector };
+        self.partition_by(Caller::Future, request).await
+    }
+
+    async fn partition_by(&self, caller: Caller, request: PartitionRequest<'_>) -> Result<Partition, Error> {
+        check_name(request.exchange)?;
+        let life = self.attached(caller).await?;
+        let (session, times) = (Arc::clone(&life.session), Arc::clone(&life.times));
+        Partition::create(caller, session, times, life.number, request).await
     }
 
     /// Becomes consumer `consumer` of `consumers` of an exchange. Waits for its first producer, for as long as
     /// [`GateOptions::timeout`] says, unless the options say all that it would be asked. If the daemon has ended since
     /// the last call, this attaches anew; if it ends while this waits, that is an error, and the caller asks again.
+    ///
+    /// Each life of a producer hands its data for a consumer out once. A second gate of a consumer that has had it, or whose
+    /// first gate is on another node, is made all the same: its channel to that producer then fails with the code
+    /// [`DuplicateConsumer`](crate::FailureCode::DuplicateConsumer), which [`Gate::next`] says.
     ///
     /// # Errors
     /// [`Error::Timeout`] if no producer came: the place is free again then. The daemon refuses (a number out of range,
@@ -214,10 +321,31 @@ impl Task {
         consumers: u32,
         options: GateOptions,
     ) -> Result<Gate, Error> {
-        check_name(exchange)?;
-        let life = self.attached()?;
-        let request = GateRequest { task: life.number, exchange, consumer, consumers, options: &options };
-        Gate::create(Arc::clone(&life.session), Arc::clone(&life.times), &request)
+        let request = GateRequest { exchange, consumer, consumers, options: &options };
+        block(self.gate_by(Caller::Thread, &request))
+    }
+
+    /// As [`Self::gate`], for a future. [`GateOptions::timeout`] needs no timer of a runtime. Dropped while it waits, it
+    /// leaves no gate behind: the place is free for whoever asks next.
+    ///
+    /// # Errors
+    /// As [`Self::gate`].
+    pub async fn gate_async(
+        &self,
+        exchange: &str,
+        consumer: u32,
+        consumers: u32,
+        options: GateOptions,
+    ) -> Result<Gate, Error> {
+        let request = GateRequest { exchange, consumer, consumers, options: &options };
+        self.gate_by(Caller::Future, &request).await
+    }
+
+    async fn gate_by(&self, caller: Caller, request: &GateRequest<'_>) -> Result<Gate, Error> {
+        check_name(request.exchange)?;
+        let life = self.attached(caller).await?;
+        let (session, times) = (Arc::clone(&life.session), Arc::clone(&life.times));
+        Gate::create(caller, session, times, life.number, request).await
     }
 }
 

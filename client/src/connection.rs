@@ -6,12 +6,13 @@
 //! same time, one attaches and the others wait for it, each no longer than its own patience.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use weir_flow::ids::Time;
 
+use crate::caller::{Caller, Taken, Turn, work_that_blocks};
 use crate::clock;
 use crate::error::Error;
 use crate::options::ConnectOptions;
@@ -23,69 +24,69 @@ const BACKOFF_NS_MIN: u64 = 20_000_000;
 /// Longest pause between two attempts: 1 s.
 const BACKOFF_NS_MAX: u64 = 1_000_000_000;
 
+/// Name of the thread on which a future attaches.
+const THREAD: &str = "weir-attach";
+
 /// The attachments of one [`crate::Client`], one after the other.
 pub(crate) struct Connection {
     options: ConnectOptions,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-struct State {
-    session: Arc<Session>,
-    is_attaching: bool,
+    session: Mutex<Arc<Session>>,
+    /// Attaching, one at a time.
+    turn: Turn,
 }
 
 impl Connection {
     /// Attaches for the first time: one attempt.
-    pub(crate) fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        let session = Arc::new(Session::connect(&options, options.timeout)?);
-        let state = Mutex::new(State { session, is_attaching: false });
-        Ok(Self { options, state, changed: Condvar::new() })
+    pub(crate) async fn connect(caller: Caller, options: ConnectOptions) -> Result<Self, Error> {
+        work_that_blocks(caller, THREAD, move || {
+            let session = Mutex::new(Arc::new(Session::connect(&options, options.timeout)?));
+            Ok(Self { options, session, turn: Turn::default() })
+        })
+        .await
     }
 
     /// The attachment that was made last. It may be over.
     pub(crate) fn current(&self) -> Arc<Session> {
-        Arc::clone(&self.lock().session)
+        Arc::clone(&self.session.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// An attachment that is not known to be over: the current one, or a new one.
-    pub(crate) fn attached(&self) -> Result<Arc<Session>, Error> {
+    pub(crate) async fn attached(self: &Arc<Self>, caller: Caller) -> Result<Arc<Session>, Error> {
         let session = self.current();
         match session.check() {
             Ok(()) => Ok(session),
             Err(ended) if self.options.reattach_timeout.is_zero() => Err(ended),
-            Err(_) => self.reattach(&session),
+            Err(_) => self.reattach(caller, session).await,
         }
     }
 
     /// Waits for an attachment other than `old`, or makes it.
-    fn reattach(&self, old: &Arc<Session>) -> Result<Arc<Session>, Error> {
+    async fn reattach(self: &Arc<Self>, caller: Caller, old: Arc<Session>) -> Result<Arc<Session>, Error> {
         let deadline = after(self.options.reattach_timeout);
-        let mut state = self.lock();
         loop {
-            if !Arc::ptr_eq(&state.session, old) {
-                return Ok(Arc::clone(&state.session));
+            let turn = self.turn.take(caller, deadline).await;
+            let current = self.current();
+            if !Arc::ptr_eq(&current, &old) {
+                return Ok(current);
             }
-            if !state.is_attaching {
-                break;
-            }
-            let rest = rest_until(deadline);
-            if rest.is_zero() {
+            if rest_until(deadline).is_zero() {
                 return Err(self.not_reattached(old.unanswered()));
             }
-            state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+            let connection = Arc::clone(self);
+            match work_that_blocks(caller, THREAD, move || connection.attach_in_turn(turn)).await {
+                // One that waited had less patience left than this.
+                Err(Error::NotReattached { .. }) if !rest_until(deadline).is_zero() => {}
+                outcome => return outcome,
+            }
         }
-        state.is_attaching = true;
-        drop(state);
-        let attached = self.attach_until(deadline);
-        let mut state = self.lock();
-        state.is_attaching = false;
-        if let Ok(session) = &attached {
-            state.session = Arc::clone(session);
-        }
-        // After a failure too: another thread may have more patience left.
-        self.changed.notify_all();
-        attached
+    }
+
+    /// Attaches, and makes that the current attachment before another has its turn. After a failure another may have more
+    /// patience left.
+    fn attach_in_turn(&self, turn: Taken) -> Result<Arc<Session>, Error> {
+        let session = self.attach_until(turn.until())?;
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&session);
+        Ok(session)
     }
 
     fn attach_until(&self, deadline: Time) -> Result<Arc<Session>, Error> {
@@ -104,10 +105,6 @@ impl Connection {
 
     fn not_reattached(&self, cause: Error) -> Error {
         Error::NotReattached { waited: self.options.reattach_timeout, cause: Box::new(cause) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,6 +18,7 @@ use weir_ipc::task_cell::TaskState;
 
 pub use self::item::{Event, Item, Next, RecordRef};
 use self::reader::{Found, Reader, ReaderParts};
+use crate::caller::{Caller, block};
 use crate::error::Error;
 use crate::options::GateOptions;
 use crate::session::{Session, Wanted, check_segment_bytes, take_descriptors, unexpected};
@@ -48,7 +49,6 @@ impl fmt::Debug for Gate {
 
 /// What a gate is asked for with.
 pub(crate) struct GateRequest<'a> {
-    pub(crate) task: u32,
     pub(crate) exchange: &'a str,
     pub(crate) consumer: u32,
     pub(crate) consumers: u32,
@@ -56,10 +56,10 @@ pub(crate) struct GateRequest<'a> {
 }
 
 impl GateRequest<'_> {
-    fn body(&self) -> RequestBody {
+    fn body(&self, task: u32) -> RequestBody {
         let options = self.options;
         RequestBody::CreateGate(CreateGate {
-            task: self.task,
+            task,
             exchange: self.exchange.to_owned(),
             consumer: self.consumer,
             consumers: self.consumers,
@@ -73,13 +73,15 @@ impl GateRequest<'_> {
 
 impl Gate {
     /// Asks the daemon for a gate.
-    pub(crate) fn create(
+    pub(crate) async fn create(
+        caller: Caller,
         session: Arc<Session>,
         times: Arc<TaskTimes>,
+        task: u32,
         request: &GateRequest<'_>,
     ) -> Result<Self, Error> {
-        let Some((body, descriptors)) = session.request_within(request.body(), request.options.timeout)?
-        else {
+        let asked = session.request_within(caller, request.body(task), request.options.timeout);
+        let Some((body, descriptors)) = asked.await? else {
             let awaited = format!("the first producer of exchange {}", request.exchange);
             return Err(Error::Timeout { awaited, waited: request.options.timeout.unwrap_or_default() });
         };
@@ -175,7 +177,26 @@ impl Gate {
     pub fn next(&mut self) -> Result<Option<Item<'_>>, Error> {
         let mut found = self.reader.find()?;
         if let Found::Nothing = found {
-            found = self.wait()?;
+            found = self.wait_blocked()?;
+        }
+        match self.next_of(found)? {
+            Next::Item(item) => Ok(Some(item)),
+            Next::Pending | Next::End => Ok(None),
+        }
+    }
+
+    /// As [`Self::next`], for a future: it blocks no thread. The task counts as idle meanwhile.
+    ///
+    /// Dropped while it waits, it has taken nothing: the next call gets what would have come. So it can be one of several
+    /// that a program waits for at once, again and again. What was returned before it was first polled is let go of all the
+    /// same.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn next_async(&mut self) -> Result<Option<Item<'_>>, Error> {
+        let mut found = self.reader.find()?;
+        if let Found::Nothing = found {
+            found = self.wait(Caller::Future).await?;
         }
         match self.next_of(found)? {
             Next::Item(item) => Ok(Some(item)),
@@ -213,23 +234,42 @@ impl Gate {
     }
 
     /// Waits until something is found.
-    #[cold]
-    #[inline(never)]
-    fn wait(&mut self) -> Result<Found, Error> {
+    async fn wait(&mut self, caller: Caller) -> Result<Found, Error> {
         let _waiting = self.times.enter(TaskState::Idle);
         loop {
-            self.reader.port().announce_wait();
-            let found = self.reader.find();
+            let announced = Announced::new(&mut self.reader);
+            let found = announced.reader.find();
             if !matches!(found, Ok(Found::Nothing)) {
-                self.reader.port().cancel_wait();
                 return found;
             }
             // Also what this last look has given back: the daemon may have nothing to deliver in without it.
-            self.reader.publish();
-            let slept = self.session.sleep(&Wanted::News(&self.view), None);
-            self.reader.port().cancel_wait();
-            slept?;
+            announced.reader.publish();
+            self.session.sleep(caller, &Wanted::News(&self.view), None).await?;
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_blocked(&mut self) -> Result<Found, Error> {
+        block(self.wait(Caller::Thread))
+    }
+}
+
+/// The daemon is to ring when it delivers something. Taken back when this is dropped.
+struct Announced<'a> {
+    reader: &'a mut Reader,
+}
+
+impl<'a> Announced<'a> {
+    fn new(reader: &'a mut Reader) -> Self {
+        reader.port().announce_wait();
+        Self { reader }
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.reader.port().cancel_wait();
     }
 }
 

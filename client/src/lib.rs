@@ -1,8 +1,36 @@
 //! What an application links to write and read records through Weir.
 //!
-//! **Owns**: a producer's [`Partition`] and a consumer's [`Gate`], the choice of the consumer for each record, records
-//! on segments, the buffer timeout, and the times of tasks. **Must not know**: links, credit, peers. The pure rules
-//! (selectors, framing, the pool) are weir-flow's, the shared memory is weir-ipc's; this crate has no `unsafe`.
+//! Weir carries records, which are bytes of any kind, from the processes that make them to those that take them, on one
+//! machine or between many. A daemon on each machine does the carrying, and a process attaches to the daemon of its own
+//! machine with this crate. When records are made faster than they are taken, whoever makes them is made to wait: no record is
+//! dropped, and no queue grows without bound.
+//!
+//! # Words
+//!
+//! ```text
+//!   process                                                       process
+//! ┌ task "clicks" ─────────────┐      exchange "clicks"        ┌ task "counting" ───┐
+//! │ partition: producer 0 of 1 ├─ subpartition 0 ─► channel 0 ─┤ gate: consumer 0   │
+//! │                            ├─ subpartition 1 ─┐            └────────────────────┘
+//! └────────────────────────────┘                  │            ┌ task "counting" ───┐
+//!                                                 └► channel 0 ┤ gate: consumer 1   │
+//!                                                              └────────────────────┘
+//! ```
+//!
+//! | word | what it is |
+//! |---|---|
+//! | exchange | a named connection between so many producers and so many consumers. Its name, the numbers and the [`Strategy`] are stated by both sides alike; nobody has to set it up first |
+//! | [`Client`] | this process' attachment to its daemon. One per process is the usual |
+//! | [`Task`] | a piece of work of the process, with a name. Its time is measured: how long it was busy, had nothing to read (idle), or could not write (backpressured). Whatever it reads from and writes to belongs to it |
+//! | [`Partition`] | the writing end of an exchange: what one producer emits its records into |
+//! | subpartition | the part of a partition for one of its consumers |
+//! | [`Gate`] | the reading end of an exchange: what one consumer gets its records from |
+//! | channel | the part of a gate that comes from one producer. Records of one channel stay in order |
+//! | segment | a piece of memory of fixed size (32 KiB unless the daemon was told otherwise), shared with the daemon, in which records lie. There are so many of them and no more: a partition that has none free waits, and a consumer that gives none back makes its producer wait |
+//! | event | a message between records, for all consumers or one: a mark that says "up to here", for instance |
+//!
+//! Producers and consumers of an exchange are numbered from 0, and each place is taken by one at a time. They may come and
+//! attach in any order.
 //!
 //! # A producer
 //!
@@ -10,17 +38,23 @@
 //! use weir_client::{Client, PartitionOptions, Strategy};
 //!
 //! fn main() -> Result<(), weir_client::Error> {
+//!     // The run directory of the daemon on this machine.
 //!     let client = Client::connect("/run/weir")?;
 //!     let task = client.task("clicks")?;
 //!     // Producer 0 of 1, for 4 consumers, each key always to the same one of them.
 //!     let mut partition = task.partition("clicks", 0, 1, 4, Strategy::Hash, PartitionOptions::default())?;
 //!     for (user, page) in [("ada", "/"), ("grace", "/docs"), ("ada", "/docs")] {
+//!         // Waits while the consumer of this key does not keep up.
 //!         partition.emit_keyed(user.as_bytes(), format!("{user} {page}").as_bytes())?;
 //!     }
+//!     // Returns when everything has reached the machines of all consumers. Without it the exchange has failed.
 //!     partition.finish()?;
 //!     Ok(())
 //! }
 //! ```
+//!
+//! A record leaves when its segment is full or after 100 ms, whatever comes first ([`BufferTimeout`]);
+//! [`Partition::flush`] sends what there is.
 //!
 //! # A consumer
 //!
@@ -32,6 +66,7 @@
 //!     let task = client.task("counting")?;
 //!     // Consumer 2 of 4. Waits for the first producer.
 //!     let mut gate = task.gate("clicks", 2, 4, GateOptions::default())?;
+//!     // Waits for the next. None: every producer has finished, and everything was read.
 //!     while let Some(item) = gate.next()? {
 //!         match item {
 //!             // The bytes lie where the daemon put them; they stay until the gate is asked for the next.
@@ -43,8 +78,52 @@
 //! }
 //! ```
 //!
-//! Both as programs: `cargo run -p weir-client --example producer` and `--example consumer`; `map` and `fan_out` stand
-//! between them. A process may have several tasks, and a task several gates and partitions.
+//! # The same with `async`
+//!
+//! Every call that may wait has a twin for futures, with `_async` behind its name. Here a task reads from one exchange and
+//! writes to another:
+//!
+//! ```no_run
+//! use weir_client::{Client, GateOptions, Item, PartitionOptions, Strategy};
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> Result<(), weir_client::Error> {
+//!     let client = Client::connect_async("/run/weir").await?;
+//!     let task = client.task_async("cleaning").await?;
+//!     let options = PartitionOptions::default();
+//!     let mut clean = task.partition_async("clean", 0, 1, 4, Strategy::Rebalance, options).await?;
+//!     let mut clicks = task.gate_async("clicks", 2, 4, GateOptions::default()).await?;
+//!     while let Some(item) = clicks.next_async().await? {
+//!         let Item::Record(record) = item else { continue };
+//!         if record.starts_with(b"bot ") {
+//!             continue;
+//!         }
+//!         clean.emit_async(&record).await?;
+//!     }
+//!     clean.finish_async().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! - **No runtime is needed, and any will do**: tokio, another, or a loop that polls and parks. The crate depends on none.
+//!   While futures wait, one thread of the attachment waits for the daemon and wakes them. It also keeps their time:
+//!   [`GateOptions::timeout`] and [`ConnectOptions::request_timeout`] hold without a timer of the runtime.
+//! - **A future may be dropped wherever it waits**, by a `select!` or a timeout for instance, and leaves nothing behind: no
+//!   wait, no lost wake-up, no record that is lost or there twice, nothing at the daemon that nobody has. What each does then
+//!   stands with it. The one thing to know: a record longer than a segment that is already begun is emitted all the same
+//!   ([`Partition::abandoned`]).
+//! - **Several at once**: one thread can wait for many gates and partitions ([`Partition::available`], then
+//!   [`Partition::try_emit`]). Threads and futures can share one attachment, and one handle by turns.
+//! - A call that need not wait is ready at once and does not give way to others. A loop that is to let them in more often
+//!   than it waits does so itself, with tokio's `yield_now` for instance.
+//! - What has no twin does not wait: [`Gate::try_next`], [`Partition::flush`], every `check`. Dropping a handle sends a
+//!   message to the daemon, and so may block for a moment if the daemon stands still ([`ConnectOptions::timeout`]).
+//!
+//! # Programs to start from
+//!
+//! In `client/examples`: `producer` and `consumer`, `map` and `fan_out` between them, and `async_consumer`, which reads two
+//! exchanges on one thread. `cargo run -p weir-client --example producer -- /run/weir`; each says at its top how it is run.
+//! A process may have several tasks, and a task several gates and partitions.
 //!
 //! # Which consumer gets a record
 //!
@@ -70,9 +149,14 @@
 //!
 //! # Waiting
 //!
-//! Every call here blocks its thread until it is done, and nothing else: there is no runtime, and one thread per
-//! process beside the application's own, for the buffer timeout. A producer waits when its consumers do not keep
-//! up, a consumer when nothing is there. Both show in the times of their task.
+//! A producer waits when its consumers do not keep up, a consumer when nothing is there. Waiting is never an error, and has
+//! no bound unless one is given. It shows in the times of the task: *idle* while it waits for input; backpressured while it
+//! waits for output, *hard* if the thread is blocked in an emit, *soft* if it can still do something else, as in
+//! [`Partition::wait_available`] and in every future. With several at once the gravest counts: hard, soft, idle.
+//!
+//! A call without `_async` blocks its thread until it is done, and nothing else. Beside the application's threads there is one
+//! per process for the buffer timeout, and one per attachment once a future has waited there. Attaching takes another one
+//! for a moment if a future does it.
 //!
 //! # When the daemon stands still
 //!
@@ -122,10 +206,14 @@
 //! # }
 //! ```
 //!
-//! # Tests
+//! # Inside
 //!
+//! **Owns**: a producer's [`Partition`] and a consumer's [`Gate`], the choice of the consumer for each record, records
+//! on segments, the buffer timeout, and the times of tasks. **Must not know**: links, credit, peers. The pure rules
+//! (selectors, framing, the pool) are weir-flow's, the shared memory is weir-ipc's; this crate has no `unsafe`.
 //! `tests/loopback`: both sides against a daemon of the test's own process, made of weir-ipc's endpoints.
 
+mod caller;
 mod client;
 mod clock;
 mod connection;

@@ -1,10 +1,12 @@
 //! A result partition: what a producer writes its records into.
 
+mod asynchronous;
 mod custom;
 mod emit;
 mod heavy;
 mod losses;
 mod selection;
+mod waiting;
 mod writer;
 
 use std::fmt;
@@ -27,16 +29,21 @@ pub use self::custom::{ChannelSelector, Targets};
 pub use self::emit::{Lacking, Tried};
 pub use self::heavy::HeavyKey;
 use self::selection::{Selection, SelectionRequest};
-use self::writer::{Emitted, Lack, Writer, WriterParts};
+use self::waiting::{backpressured, wait};
+use self::writer::{Emitted, Lack, Rest, Writer, WriterParts};
+use crate::caller::{Caller, block};
 use crate::clock;
 use crate::error::Error;
 use crate::flusher::{self, Registration};
 use crate::options::{BufferTimeout, ConsumerDeath, PartitionOptions};
-use crate::session::{Session, Wanted, check_segment_bytes, take_descriptors, unexpected};
+use crate::session::{Session, check_segment_bytes, take_descriptors, unexpected};
 use crate::times::TaskTimes;
 
 /// How soon something is tried again for which the daemon has no bell of its own: 1 ms.
 const RETRY_NS: u64 = 1_000_000;
+
+/// How soon the flusher goes on with what a dropped future has left: 5 ms.
+const REST_RETRY_NS: u64 = 5_000_000;
 
 /// What the handle and the flusher share.
 struct Shared {
@@ -55,6 +62,20 @@ impl Shared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps what is left of something whose future was dropped in its middle. The owner's next call goes on with it, or
+    /// the flusher if that comes first.
+    fn keep(self: &Arc<Self>, rest: Rest) {
+        self.lock().keep(rest);
+        if self.flusher.get().is_none() {
+            let target: Weak<Self> = Arc::downgrade(self);
+            // Without the thread it is the owner's next call.
+            if let Ok(registration) = Registration::new(target) {
+                let _ = self.flusher.set(registration);
+            }
+        }
+        self.arm(clock::now().after_ns(REST_RETRY_NS));
+    }
+
     /// Asks the flusher to come at `due`.
     fn arm(&self, due: Time) {
         if let Some(registration) = self.flusher.get() {
@@ -67,6 +88,7 @@ impl flusher::Flush for Shared {
     fn flush_due(&self, now: Time) -> Option<Time> {
         let mut writer = self.lock();
         match writer.flush_due(now) {
+            Ok(true) if writer.has_rests() => Some(now.after_ns(REST_RETRY_NS)),
             Ok(true) => None,
             Ok(false) => Some(writer.next_timeout().unwrap_or(now.after_ns(RETRY_NS))),
             // The owner meets the same error at its next call.
@@ -121,6 +143,7 @@ pub struct Partition {
     record_bytes_max: u32,
     event_bytes_max: usize,
     waits: PartitionWaits,
+    abandoned: u64,
 }
 
 impl fmt::Debug for Partition {
@@ -134,7 +157,6 @@ impl fmt::Debug for Partition {
 
 /// What a partition is asked for with.
 pub(crate) struct PartitionRequest<'a> {
-    pub(crate) task: u32,
     pub(crate) exchange: &'a str,
     pub(crate) producer: u32,
     pub(crate) producers: u32,
@@ -175,10 +197,10 @@ impl PartitionRequest<'_> {
         }
     }
 
-    fn body(&self) -> RequestBody {
+    fn body(&self, task: u32) -> RequestBody {
         let options = self.options;
         RequestBody::CreatePartition(CreatePartition {
-            task: self.task,
+            task,
             exchange: self.exchange.to_owned(),
             producer: self.producer,
             producers: self.producers,
@@ -199,9 +221,11 @@ impl PartitionRequest<'_> {
 
 impl Partition {
     /// Asks the daemon for a partition.
-    pub(crate) fn create(
+    pub(crate) async fn create(
+        caller: Caller,
         session: Arc<Session>,
         times: Arc<TaskTimes>,
+        task: u32,
         mut request: PartitionRequest<'_>,
     ) -> Result<Self, Error> {
         let (options, producer) = (request.options, request.producer);
@@ -209,7 +233,7 @@ impl Partition {
         let (strategy, selector) = (request.strategy, request.selector.take());
         let subpartitions = shape.builders(ProducerIndex(producer));
         let selection = Selection::new(SelectionRequest { strategy, subpartitions, options, selector })?;
-        let (body, descriptors) = session.request(request.body())?;
+        let (body, descriptors) = session.request(caller, request.body(task)).await?;
         let ResponseBody::Partition { ring, segments, subpartitions, quota, overdraft, segment_bytes } = body
         else {
             return Err(unexpected(&body, "a partition"));
@@ -246,8 +270,18 @@ impl Partition {
         let (view, clock) = (port.wait_view(), FlushClock::new(options.buffer_timeout.to_flow()));
         let (checksum, event_window) = (options.checksum, session.node().event_window);
         let continues = options.on_consumer_death == ConsumerDeath::ContinueWithout;
-        let parts =
-            WriterParts { port, mapping, pool, clock, segment_bytes, checksum, event_window, continues };
+        let holds_parts = options.buffer_timeout == BufferTimeout::Off;
+        let parts = WriterParts {
+            port,
+            mapping,
+            pool,
+            clock,
+            segment_bytes,
+            checksum,
+            event_window,
+            continues,
+            holds_parts,
+        };
         let writer = Mutex::new(Writer::new(parts));
         let (record_bytes_max, event_bytes_max) =
             (session.node().record_bytes_max, session.node().event_bytes_max as usize);
@@ -256,7 +290,7 @@ impl Partition {
             let target: Weak<Shared> = Arc::downgrade(&shared);
             let _ = shared.flusher.set(Registration::new(target)?);
         }
-        let (gone, waits) = (Vec::new(), PartitionWaits::default());
+        let (gone, waits, abandoned) = (Vec::new(), PartitionWaits::default(), 0);
         Ok(Self {
             shared,
             selection,
@@ -268,6 +302,7 @@ impl Partition {
             record_bytes_max,
             event_bytes_max,
             waits,
+            abandoned,
         })
     }
 
@@ -311,13 +346,19 @@ impl Partition {
     /// # Errors
     /// The partition has failed, or the daemon is gone.
     pub fn wait_available(&mut self) -> Result<(), Error> {
+        block(self.await_available(Caller::Thread))
+    }
+
+    async fn await_available(&mut self, caller: Caller) -> Result<(), Error> {
         let is_adaptive = self.is_adaptive();
         let Self { shared, waits, .. } = self;
-        wait(shared, waits, TaskState::Soft, |writer| {
-            let is_available =
-                if is_adaptive { writer.is_any_available()? } else { writer.is_available()? };
-            Ok(if is_available { Ok(()) } else { Err(Lack::Segment) })
+        wait(caller, TaskState::Soft, shared, waits, |writer| {
+            if is_adaptive {
+                return Ok(if writer.is_any_available()? { Ok(()) } else { Err(writer.lack_of_all()) });
+            }
+            Ok(if writer.is_available()? { Ok(()) } else { Err(writer.lack_of_found()) })
         })
+        .await
     }
 
     /// Whether every subpartition can take a record now; with adaptive selection, whether any can.
@@ -358,8 +399,9 @@ impl Partition {
     /// [`Error::EventTooLarge`] before anything is sent; otherwise as [`Self::emit`].
     pub fn emit_event(&mut self, payload: &[u8], priority: bool) -> Result<(), Error> {
         // A consumer that is gone needs no event.
-        (0..self.subpartitions)
-            .try_for_each(|subpartition| self.emit_event_at(subpartition, payload, priority).map(drop))
+        (0..self.subpartitions).try_for_each(|subpartition| {
+            block(self.emit_event_at(Caller::Thread, subpartition, payload, priority)).map(drop)
+        })
     }
 
     /// As [`Self::emit_event`], to one subpartition.
@@ -367,23 +409,28 @@ impl Partition {
     /// # Errors
     /// As [`Self::emit_event`], and [`Error::NoSuchSubpartition`].
     pub fn emit_event_to(&mut self, subpartition: u32, payload: &[u8], priority: bool) -> Result<(), Error> {
-        match self.emit_event_at(subpartition, payload, priority)? {
+        match block(self.emit_event_at(Caller::Thread, subpartition, payload, priority))? {
             Emitted::Done(()) => Ok(()),
             Emitted::Gone => Err(self.gone_error(subpartition)),
         }
     }
 
-    fn emit_event_at(
+    async fn emit_event_at(
         &mut self,
+        caller: Caller,
         subpartition: u32,
         payload: &[u8],
         priority: bool,
     ) -> Result<Emitted<()>, Error> {
-        if payload.len() > self.event_bytes_max {
-            return Err(Error::EventTooLarge { found: payload.len(), max: self.event_bytes_max });
-        }
+        self.check_event(payload)?;
         let Self { shared, waits, .. } = self;
-        wait(shared, waits, TaskState::Hard, |writer| writer.emit_event(subpartition, payload, priority))
+        let attempt = |writer: &mut Writer| writer.emit_event(subpartition, payload, priority);
+        wait(caller, backpressured(caller), shared, waits, attempt).await
+    }
+
+    fn check_event(&self, payload: &[u8]) -> Result<(), Error> {
+        let (found, max) = (payload.len(), self.event_bytes_max);
+        if found > max { Err(Error::EventTooLarge { found, max }) } else { Ok(()) }
     }
 
     /// Hands everything emitted so far to the daemon. Does not wait for it to be sent.
@@ -399,14 +446,19 @@ impl Partition {
     ///
     /// # Errors
     /// The partition has failed, or the daemon is gone: then it is not known what arrived.
-    pub fn finish(mut self) -> Result<Finished, Error> {
-        self.shared.lock().end()?;
+    pub fn finish(self) -> Result<Finished, Error> {
+        block(self.finish_by(Caller::Thread))
+    }
+
+    async fn finish_by(mut self, caller: Caller) -> Result<Finished, Error> {
         let Self { shared, waits, .. } = &mut self;
-        let mut unused = *waits;
-        let outcome = wait(shared, &mut unused, TaskState::Hard, |writer| {
-            Ok(if writer.is_finished()? { Ok(()) } else { Err(Lack::Segment) })
+        let (kind, mut unused) = (backpressured(caller), *waits);
+        // It lacks something only if a future was dropped in the middle of a record.
+        wait(caller, kind, shared, &mut unused, Writer::end).await?;
+        let outcome = wait(caller, kind, shared, &mut unused, |writer| {
+            Ok(if writer.is_finished()? { Ok(()) } else { Err(Lack::End) })
         });
-        match outcome {
+        match outcome.await {
             // A daemon that drains says that all has arrived, and is gone at once. What it said counts.
             Err(_) if shared.lock().is_finished().unwrap_or(false) => {}
             outcome => outcome?,
@@ -420,49 +472,5 @@ impl Drop for Partition {
     /// Tells the daemon. Whether the end was good, it knows itself.
     fn drop(&mut self) {
         self.shared.session.tell(RequestBody::ClosePartition { ring: self.shared.ring });
-    }
-}
-
-/// Calls `attempt` until nothing is lacking, and waits in between.
-fn wait<T>(
-    shared: &Shared,
-    waits: &mut PartitionWaits,
-    kind: TaskState,
-    mut attempt: impl FnMut(&mut Writer) -> Result<Result<T, Lack>, Error>,
-) -> Result<T, Error> {
-    if let Ok(done) = attempt(&mut shared.lock())? {
-        return Ok(done);
-    }
-    let _waiting = shared.times.enter(kind);
-    loop {
-        let start = clock::now();
-        let lack = {
-            let mut writer = shared.lock();
-            writer.port().announce_wait();
-            match attempt(&mut writer) {
-                Ok(Err(lack)) => lack,
-                Ok(Ok(done)) => {
-                    writer.port().cancel_wait();
-                    return Ok(done);
-                }
-                Err(error) => {
-                    writer.port().cancel_wait();
-                    return Err(error);
-                }
-            }
-        };
-        // The daemon rings when it returned or published something. Room in the ring comes without.
-        // So does what only time can change.
-        let deadline = matches!(lack, Lack::Room | Lack::Turn).then(|| start.after_ns(RETRY_NS));
-        let slept = shared.session.sleep(&Wanted::News(&shared.view), deadline);
-        shared.lock().port().cancel_wait();
-        let waited = clock::now().since_ns(start);
-        *match lack {
-            Lack::Segment => &mut waits.segment_ns,
-            Lack::Quota | Lack::Turn => &mut waits.quota_ns,
-            Lack::Event => &mut waits.event_ns,
-            Lack::Room => &mut waits.ring_ns,
-        } += waited;
-        slept?;
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! # Waiting
 //!
-//! There is one pipe for all ports of the attachment and one socket for all answers. Of the threads that wait, one
-//! leads: it polls both, and wakes those others whose wait is over. The others sleep until they are woken. When the
-//! leader's own wait is over, it hands the lead to another. So a process with one thread pays no second switch, and
-//! a process with many wakes only those that have something to do.
+//! There is one pipe for all ports of the attachment and one socket for all answers. Of those that wait, one leads: it
+//! polls both, and wakes those others whose wait is over. The others sleep until they are woken: threads are parked,
+//! futures are pending. When the leader's own wait is over, it hands the lead to another. So a process with one thread
+//! pays no second switch, and a process with many wakes only those that have something to do. Only a thread can lead. While
+//! nobody but futures waits, it is one of the attachment's own ([`futures`]).
 //!
-//! **No wake-up is lost.** A thread announces its wait in shared memory and looks at its port once more before it
+//! **No wake-up is lost.** Whoever waits announces it in shared memory and looks at the port once more before it
 //! comes here. The daemon, when it has news, takes the announcement back and then writes the pipe. The leader
-//! empties the pipe and then looks at every announcement: those that were taken back are over. A thread that comes
-//! here later looks at its own announcement first, under the same lock. Whatever the order, one of the two sees it.
+//! empties the pipe and then looks at every announcement: those that were taken back are over. Who comes here later
+//! looks at its own announcement first, under the same lock. Whatever the order, one of the two sees it.
 //!
 //! **The daemon's death** is the end of the socket or of the pipe. It ends every wait with an error, for good: an
 //! attachment that is over stays over. The next one is made by [`crate::connection`].
@@ -23,28 +24,31 @@
 //! over: the daemon finds its end when it goes on, and ends everything of it.
 
 mod asking;
+mod futures;
+mod waits;
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use weir_flow::ids::Time;
 use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use weir_ipc::attach::ATTACH_VERSION;
 use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
 use weir_ipc::attach::socket::{self, AttachError};
-use weir_ipc::session::{SessionFds, SessionPort, Wait};
-use weir_ipc::signal::WaitView;
+use weir_ipc::session::{SessionFds, SessionPort};
 use weir_ipc::task_cell::TaskCells;
 
+use self::futures::Sleep;
+use self::waits::Waits;
+pub(crate) use self::waits::Wanted;
+use crate::caller::Caller;
 use crate::clock;
 use crate::error::Error;
 use crate::options::ConnectOptions;
@@ -54,9 +58,6 @@ const ATTACH_SOCKET: &str = "attach.sock";
 
 /// Tries to send a message, each for its part of the time: a process that stood still itself during one has another.
 const SEND_TRIES: u32 = 2;
-
-/// How long a daemon that closed the pipe may take to say why on the socket.
-const REASON_NS_MAX: u64 = 1_000_000_000;
 
 /// Least event window that works: one place is the end's, and an event needs another.
 const EVENT_WINDOW_MIN: u32 = 2;
@@ -81,8 +82,7 @@ pub(crate) type Answer = (ResponseBody, Vec<OwnedFd>);
 
 /// One attachment.
 pub(crate) struct Session {
-    path: PathBuf,
-    connection: OwnedFd,
+    waits: Arc<Waits>,
     port: Arc<SessionPort>,
     cells: TaskCells,
     node: Node,
@@ -91,91 +91,6 @@ pub(crate) struct Session {
     /// How long the daemon may take to answer a request.
     request_timeout: Duration,
     next_id: AtomicU64,
-    state: Mutex<State>,
-}
-
-/// Why the attachment is over.
-#[derive(Clone, Debug)]
-enum Ended {
-    Gone,
-    Detached {
-        code: String,
-        text: String,
-    },
-    /// It takes no messages.
-    Deaf,
-    Protocol(String),
-}
-
-/// What a thread waits for.
-pub(crate) enum Wanted<'a> {
-    /// The daemon takes this announcement back.
-    News(&'a WaitView),
-    /// This request is answered.
-    Answer(u64),
-}
-
-/// The same, as the leader looks at it.
-enum Watched {
-    News(WaitView),
-    Answer(u64),
-}
-
-struct Sleeper {
-    key: u64,
-    thread: Thread,
-    watched: Watched,
-}
-
-#[derive(Default)]
-struct State {
-    has_leader: bool,
-    next_key: u64,
-    sleepers: Vec<Sleeper>,
-    /// Requests whose answer somebody waits for, and the answer once it is there.
-    answers: BTreeMap<u64, Option<Answer>>,
-    ended: Option<Ended>,
-}
-
-impl State {
-    fn is_over(&self, watched: &Watched) -> bool {
-        match watched {
-            Watched::News(view) => !view.is_announced(),
-            Watched::Answer(id) => self.answers.get(id).is_none_or(Option::is_some),
-        }
-    }
-
-    /// Wakes every sleeper whose wait is over, or all if the attachment is.
-    fn wake(&self) {
-        for sleeper in &self.sleepers {
-            if self.ended.is_some() || self.is_over(&sleeper.watched) {
-                sleeper.thread.unpark();
-            }
-        }
-    }
-
-    /// Takes a sleeper off the list.
-    fn leave(&mut self, key: u64) {
-        self.sleepers.retain(|sleeper| sleeper.key != key);
-        self.hand_on();
-    }
-
-    /// Sees to it that somebody leads while others wait.
-    fn hand_on(&self) {
-        if let Some(next) = self.sleepers.first()
-            && !self.has_leader
-        {
-            next.thread.unpark();
-        }
-    }
-
-    fn handle_response(&mut self, response: Response, descriptors: Vec<OwnedFd>) {
-        if let ResponseBody::Detached { code, text } = response.body {
-            self.ended = Some(Ended::Detached { code, text });
-        } else if let Some(answer) = self.answers.get_mut(&response.id) {
-            *answer = Some((response.body, descriptors));
-        }
-    }
 }
 
 impl Session {
@@ -203,17 +118,10 @@ impl Session {
         let cells = TaskCells::attach(cells).map_err(|cause| Error::os("mapping the task cells", cause))?;
         // An attempt to attach may have had less time than later messages have.
         bound_sends(&connection, options.timeout).map_err(unreachable)?;
-        Ok(Self {
-            path,
-            connection,
-            port: Arc::new(port),
-            cells,
-            node,
-            send_timeout: options.timeout,
-            request_timeout: options.request_timeout,
-            next_id: AtomicU64::new(2),
-            state: Mutex::default(),
-        })
+        let (port, send_timeout) = (Arc::new(port), options.timeout);
+        let waits = Arc::new(Waits::new(path, connection, Arc::clone(&port), send_timeout)?);
+        let (request_timeout, next_id) = (options.request_timeout, AtomicU64::new(2));
+        Ok(Self { waits, port, cells, node, send_timeout, request_timeout, next_id })
     }
 
     /// What the daemon said about itself.
@@ -232,155 +140,33 @@ impl Session {
     }
 
     /// Sleeps until what is wanted is there or `deadline` has passed. An announced wait must have looked at its port
-    /// again before.
-    pub(crate) fn sleep(&self, wanted: &Wanted<'_>, deadline: Option<Time>) -> Result<(), Error> {
-        let watched = || match wanted {
-            Wanted::News(view) => Watched::News((*view).clone()),
-            Wanted::Answer(id) => Watched::Answer(*id),
-        };
-        let mut state = self.lock();
-        let (key, own) = (state.next_key, watched());
-        state.next_key += 1;
-        state.sleepers.push(Sleeper { key, thread: thread::current(), watched: watched() });
-        loop {
-            if state.is_over(&own) || deadline.is_some_and(|deadline| deadline <= clock::now()) {
-                state.leave(key);
-                return Ok(());
-            }
-            if let Some(ended) = &state.ended {
-                let error = self.error(ended);
-                state.leave(key);
-                return Err(error);
-            }
-            if state.has_leader {
-                drop(state);
-                park(deadline);
-                state = self.lock();
-                continue;
-            }
-            state.has_leader = true;
-            drop(state);
-            let led = self.lead(deadline);
-            state = self.lock();
-            state.has_leader = false;
-            state.wake();
-            if let Err(error) = led {
-                state.leave(key);
-                return Err(error);
-            }
+    /// again before. A future that is dropped meanwhile sleeps no more.
+    pub(crate) async fn sleep(
+        &self,
+        caller: Caller,
+        wanted: &Wanted<'_>,
+        deadline: Option<Time>,
+    ) -> Result<(), Error> {
+        match caller {
+            Caller::Thread => self.waits.sleep(wanted, deadline),
+            Caller::Future => Sleep::new(&self.waits, *wanted, deadline).await,
         }
     }
 
     /// Looks whether the attachment still holds, without waiting for anything.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let mut state = self.lock();
-        if state.ended.is_none() && state.has_leader {
-            // Another thread looks all the time, but may not have been given the time to see the end.
-            drop(state);
-            if self.is_hung_up() {
-                self.read_last_words();
-            }
-            state = self.lock();
-        }
-        if state.ended.is_none() && !state.has_leader {
-            state.has_leader = true;
-            drop(state);
-            let led = self.lead(Some(clock::now()));
-            state = self.lock();
-            state.has_leader = false;
-            state.wake();
-            state.hand_on();
-            led?;
-        }
-        match &state.ended {
-            Some(ended) => Err(self.error(ended)),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether the daemon's end of the socket is closed. Takes nothing from it.
-    fn is_hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
-        matches!(poll(&mut fds, Some(clock::now())), Ok(true))
+        self.waits.check()
     }
 
     /// The error for a wait that took too long: nothing was heard of the daemon.
     pub(crate) fn unanswered(&self) -> Error {
-        Error::DaemonUnreachable { path: self.path.clone(), cause: io_error(AttachError::WouldBlock) }
+        self.waits.unanswered()
     }
+}
 
-    /// Waits for the daemon once, and takes in what it has said.
-    fn lead(&self, deadline: Option<Time>) -> Result<(), Error> {
-        let (wakeup, connection) = (self.port.wakeup_fd(), &self.connection);
-        let mut fds = [PollFd::new(&wakeup, PollFlags::IN), PollFd::new(connection, PollFlags::IN)];
-        if !poll(&mut fds, deadline)? {
-            return Ok(());
-        }
-        let [has_rung, has_spoken] = fds.map(|fd| !fd.revents().is_empty());
-        if has_spoken {
-            self.listen();
-        }
-        if has_rung {
-            let rung = self.port.drain().map_err(|cause| Error::os("reading the wake-up pipe", cause))?;
-            if rung == Wait::Gone {
-                self.read_last_words();
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes one message off the socket, which has one or is at its end. Says whether more may follow.
-    fn listen(&self) -> bool {
-        let received = receive(&self.connection);
-        let mut state = self.lock();
-        match received {
-            Ok((response, descriptors)) => state.handle_response(response, descriptors),
-            Err(AttachError::WouldBlock) => {}
-            Err(AttachError::Closed) => {
-                state.ended.get_or_insert(Ended::Gone);
-            }
-            Err(cause) => {
-                state.ended.get_or_insert(Ended::Protocol(cause.to_string()));
-                // The daemon does not know that this attachment is over, and would keep the places of its handles.
-                let _ = rustix::net::shutdown(&self.connection, Shutdown::Both);
-            }
-        }
-        state.ended.is_none()
-    }
-
-    /// The daemon has left: reads what it said before, up to the end of the socket or for a second.
-    fn read_last_words(&self) {
-        let deadline = clock::now().after_ns(REASON_NS_MAX);
-        let mut fds = [PollFd::new(&self.connection, PollFlags::IN)];
-        while deadline > clock::now() {
-            match poll(&mut fds, Some(deadline)) {
-                Ok(true) if self.listen() => {}
-                Ok(false) => {}
-                Ok(true) | Err(_) => break,
-            }
-        }
-        self.lock().ended.get_or_insert(Ended::Gone);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn gone(&self) -> Error {
-        Error::DaemonGone { path: self.path.clone() }
-    }
-
-    fn error(&self, ended: &Ended) -> Error {
-        match ended {
-            Ended::Gone => self.gone(),
-            Ended::Detached { code, text } => Error::Detached { code: code.clone(), text: text.clone() },
-            Ended::Deaf => {
-                let text = format!("it took no message for {:?}", self.send_timeout);
-                let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
-                Error::DaemonUnreachable { path: self.path.clone(), cause }
-            }
-            Ended::Protocol(text) => Error::protocol(text),
-        }
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.waits.close();
     }
 }
 
@@ -422,14 +208,6 @@ fn receive(connection: &OwnedFd) -> Result<(Response, Vec<OwnedFd>), AttachError
         // everything itself. At a plain end it says so again.
         Err(AttachError::Closed) => socket::receive_response(connection),
         received => received,
-    }
-}
-
-/// Sleeps until woken or until the deadline. May return early.
-fn park(deadline: Option<Time>) {
-    match deadline {
-        None => thread::park(),
-        Some(deadline) => thread::park_timeout(Duration::from_nanos(deadline.since_ns(clock::now()))),
     }
 }
 

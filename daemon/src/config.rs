@@ -29,7 +29,7 @@ pub use load::{DEFAULT_FILE, Override, load};
 pub use render::{default_file, effective_file, markdown};
 pub use setting::{Bounds, Scope, Section, Setting, sections};
 pub use value::{
-    HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode, Span,
+    HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode, ProbesMode, Span,
 };
 
 use setting::settings;
@@ -79,6 +79,8 @@ settings! {
         io: IoConfig,
         log: LogConfig,
         limits: LimitsConfig,
+        observe: ObserveConfig,
+        metrics: MetricsConfig,
     }
 }
 
@@ -233,5 +235,32 @@ settings! {
         [Bounds::Integer { min: 1, max: 65_536 }, "attachments", Scope::Restart,
             "a socket, a few file descriptors and a page of memory each"]
         attachments_max: u32 = 1024,
+    }
+}
+
+settings! {
+    /// What is found out about the sockets of links.
+    pub struct ObserveConfig {
+        /// Whether kernel probes (BPF) watch the sockets of links and tell what each waits for. `auto`: when they can be
+        /// loaded, else the sockets are sampled and their times marked as approximate, which `weir status` shows with the
+        /// reason. `off`: sampled. `require`: without probes the daemon does not start.
+        [Bounds::OneOf(ProbesMode::NAMES), "word", Scope::Restart,
+            "CAP_BPF and CAP_PERFMON; 0.1 s at the start; some 100 ns per segment of a link, some 20 ns per segment of \
+             any other TCP socket of the machine; 4 KiB per link"]
+        probes: ProbesMode = ProbesMode::Auto,
+    }
+}
+
+settings! {
+    /// Metrics for Prometheus, which the control socket gives to who asks it for `/metrics`.
+    pub struct MetricsConfig {
+        /// Address on which `/metrics`, and nothing else, is answered over HTTP too. Whoever can reach it can read the
+        /// names of exchanges, tasks and peers. Not set: only the control socket answers.
+        [Bounds::SocketAddress, "address:port", Scope::Restart, "one socket, and at most 16 connections"]
+        listen: Option<SocketAddr> = None,
+        /// Channel ends that have series of their own. The others are added up.
+        [Bounds::Integer { min: 0, max: 100_000 }, "channel ends", Scope::Restart,
+            "about 3 KiB of each scrape per channel end"]
+        max_channels: u32 = 1000,
     }
 }

@@ -16,4 +16,5 @@ pub mod io;
 pub mod link;
 pub mod memory;
 pub mod node;
+pub mod observe;
 pub mod shard;

@@ -16,6 +16,7 @@
 //! | [`data_links`] | which data links exist |
 //! | [`link_sockets`] | the sockets of data links: dialled, accepted, handed to shards, turned away |
 //! | [`plan`] | the job graph of what is attached |
+//! | [`tasks_times`], [`stats`] | what tasks and channels do, here and at the peers |
 //! | [`drain`] | how a node stops |
 
 mod attachments;
@@ -32,6 +33,9 @@ mod peers;
 mod plan;
 mod report;
 mod routing;
+mod stats;
+mod tasks_facts;
+mod tasks_times;
 
 #[cfg(test)]
 mod tests;
@@ -61,6 +65,7 @@ use crate::link::handshake::{self, HandshakeError, Identity, Peer};
 use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
 use crate::link::peer::{Dialled, LinkEnd, random};
+use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{AttachmentId, ShardSender, ShardSnapshot, ToNode, ToShard};
 
 pub use handle::NodeHandle;
@@ -73,6 +78,8 @@ use drain::Drain;
 use load::LoadTable;
 use making::{Make, Makers, Making};
 use peers::{ControlId, Peers};
+use stats::Seen;
+use tasks_times::Processes;
 
 /// Events that may wait for the node. Senders wait, so a flood slows the flooders.
 const EVENTS_MAX: usize = 256;
@@ -82,6 +89,12 @@ const LOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between looks for the node's own sockets.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often stalls that the probes have told are taken from them.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most data links of one shard.
+pub(crate) const LINKS_PER_SHARD_MAX: u32 = link_sockets::SHARD_LINKS_MAX as u32;
 
 /// What tasks of the control thread tell the node.
 #[derive(Debug)]
@@ -152,6 +165,8 @@ pub(crate) enum NodeEvent {
     },
     /// A sample of the shards' load.
     Load(Vec<ShardSnapshot>),
+    /// It is time to read what tasks do.
+    ReadTimes,
     /// Somebody asks for a report.
     Report {
         /// Where to.
@@ -161,6 +176,11 @@ pub(crate) enum NodeEvent {
     Plan {
         /// Where to.
         reply: oneshot::Sender<plan::PlanFacts>,
+    },
+    /// Somebody asks what all tasks do.
+    Tasks {
+        /// Where to.
+        reply: oneshot::Sender<stats::TasksFacts>,
     },
     /// It is time to look whether the node can still be found.
     LookForSockets,
@@ -224,6 +244,8 @@ pub struct Node {
     catalog: Catalog,
     budget: NodeBudget,
     load: LoadTable,
+    seen: Seen,
+    processes: Processes,
     peers: Peers,
     attachments: Attachments,
     links: DataLinks<OwnedFd>,
@@ -288,6 +310,8 @@ impl Node {
             catalog: Catalog::new(options.node.clone()),
             budget: NodeBudget::new(options.memory_bytes),
             load: LoadTable::new(shard_count),
+            seen: Seen::default(),
+            processes: Processes::default(),
             peers: Peers::default(),
             attachments: Attachments::default(),
             links: DataLinks::new(random()),
@@ -322,10 +346,12 @@ impl Node {
         ));
         node.reception.spawn(accept_clients(clients, events.clone()));
         node.acceptors.spawn(look_for_sockets(events.clone()));
-        node.watch_regions();
-        if node.shards.len() > 1 {
-            node.acceptors.spawn(sample_load(node.shards.clone(), events.clone()));
+        if node.options.observer.cause().is_none() {
+            node.acceptors.spawn(collect_stalls(node.options.observer.clone()));
         }
+        node.watch_regions();
+        node.tasks.spawn(sample_load(node.shards.clone(), events.clone()));
+        node.tasks.spawn(tasks_times::read(events.clone()));
         node.keep_peers();
         Ok((node, NodeHandle { events }))
     }
@@ -391,11 +417,11 @@ impl Node {
             }
             NodeEvent::Retry => self.handle_retry(),
             NodeEvent::DialAgain { route, socket } => self.handle_dial_again(route, socket),
-            NodeEvent::Load(snapshots) => {
-                snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot))
-            }
+            NodeEvent::Load(snapshots) => self.handle_load(&snapshots),
+            NodeEvent::ReadTimes => self.handle_read_times(),
             NodeEvent::Report { reply } => self.handle_report(reply),
             NodeEvent::Plan { reply } => self.handle_plan(reply),
+            NodeEvent::Tasks { reply } => self.handle_tasks(reply),
             NodeEvent::LookForSockets => self.handle_look_for_sockets(),
             NodeEvent::RegionsGone => self.handle_regions_gone(),
             NodeEvent::Made { making, made } => self.handle_made(*making, made.map(|made| *made)),
@@ -524,6 +550,14 @@ async fn accept_peers(
             }
             Some(_) = handshakes.join_next() => {}
         }
+    }
+}
+
+async fn collect_stalls(observer: Observer) {
+    let mut ticks = tokio::time::interval(COLLECT_INTERVAL);
+    loop {
+        ticks.tick().await;
+        observer.collect();
     }
 }
 

@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
@@ -364,36 +363,55 @@ fn a_misspelt_key_exits_78_with_file_line_and_the_nearest_key() {
     }
 }
 
+/// A transfer of which node a has everything, the end included, and cannot send everything: its consumer stands still.
+struct Queued {
+    pair: Pair,
+    sender: Guarded,
+    receiver: Guarded,
+    input: String,
+}
+
+impl Queued {
+    fn start() -> Self {
+        let pair = Pair::start_on_ordinary_pages();
+        let receiver = recv(&pair.b, "x", "0/1");
+        // A sender that has more to come when the daemon drains is told so. This one lets go of its last buffer with its
+        // end.
+        let arguments = ["--strategy", "forward", "--consumers", "1", "--buffer-timeout", "off"];
+        let mut sender = send(&pair.a, "x", &arguments);
+        eventually("they are connected", || {
+            let is_open = |row: &serde_json::Value| row["state"] == "open";
+            channels(&pair.b, "x", "receive").iter().any(is_open).then_some(())
+        });
+        signal(receiver.child.id(), Signal::STOP);
+        let input = "a record\n".repeat(QUEUED_RECORDS);
+        feed(&mut sender, input.clone().into_bytes()).join().expect("the feeder");
+        // A length of four bytes in place of the newline.
+        let framed = (input.len() + 3 * QUEUED_RECORDS) as u64;
+        eventually("node a has all of it, and cannot send all of it", || {
+            let row = channels(&pair.a, "x", "send").pop()?;
+            let (sent, queued) = (row["bytes_total"].as_u64()?, row["queued_bytes"].as_u64()?);
+            (queued > 0 && sent + queued == framed).then_some(())
+        });
+        Self { pair, sender, receiver, input }
+    }
+
+    /// The consumer goes on and gets everything.
+    fn deliver(receiver: Guarded, input: &str) {
+        signal(receiver.child.id(), Signal::CONT);
+        let received = receiver.output();
+        assert!(received.status.success(), "{}", String::from_utf8_lossy(&received.stderr));
+        assert!(received.stdout == input.as_bytes(), "all that was queued, and no more");
+    }
+}
+
 #[test]
 fn sigterm_sends_what_is_queued_and_exits_0() {
-    let mut pair = Pair::start_on_ordinary_pages();
-    let receiver = recv(&pair.b, "x", "0/1");
-    let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    sender.child.stdin.as_mut().expect("an input").write_all(b"first\n").expect("written");
-    eventually("the first record has arrived", || {
-        channels(&pair.b, "x", "receive")
-            .iter()
-            .any(|row| row["bytes_total"].as_u64() > Some(0))
-            .then_some(())
-    });
-    signal(receiver.child.id(), Signal::STOP);
-    let rest = "a record\n".repeat(QUEUED_RECORDS);
-    // All of it, and its end: a sender that has more to come when the daemon drains is told so.
-    feed(&mut sender, rest.clone().into_bytes()).join().expect("the feeder");
-    // A length of four bytes in place of the newline.
-    let framed = (rest.len() + 3 * QUEUED_RECORDS + "first\n".len() + 3) as u64;
-    eventually("node a has all of it, and cannot send all of it", || {
-        let row = channels(&pair.a, "x", "send").remove(0);
-        let (sent, queued) = (row["bytes_total"].as_u64()?, row["queued_bytes"].as_u64()?);
-        (queued > 0 && sent + queued == framed).then_some(())
-    });
+    let Queued { mut pair, sender, receiver, input } = Queued::start();
     signal(pair.a.pid(), Signal::TERM);
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert!(pair.a.is_running(), "it does not end before everything is sent");
-    signal(receiver.child.id(), Signal::CONT);
-    let received = receiver.output();
-    assert!(received.status.success(), "{}", String::from_utf8_lossy(&received.stderr));
-    assert!(received.stdout == format!("first\n{rest}").as_bytes(), "all that was queued, and no more");
+    Queued::deliver(receiver, &input);
     let sent = sender.output();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(pair.a.exit_code(), Some(0));
@@ -401,6 +419,19 @@ fn sigterm_sends_what_is_queued_and_exits_0() {
         assert!(!pair.a.run_dir.join(socket).exists(), "its sockets are gone");
     }
     assert_eq!(pair.b.terminate(), Some(0));
+}
+
+/// It looks only when its daemon has gone, and finds that all has arrived.
+#[test]
+fn a_producer_that_stands_still_while_its_daemon_drains_is_told_that_all_has_arrived() {
+    let Queued { mut pair, sender, receiver, input } = Queued::start();
+    signal(sender.child.id(), Signal::STOP);
+    signal(pair.a.pid(), Signal::TERM);
+    Queued::deliver(receiver, &input);
+    assert_eq!(pair.a.exit_code(), Some(0));
+    signal(sender.child.id(), Signal::CONT);
+    let sent = sender.output();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::{
     Daemon, DaemonOptions, Guarded, PATIENCE, channels, eventually, feed, free_address, lines, recv, send,
-    signal,
+    signal, subsystem,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -386,6 +386,34 @@ fn while_a_daemon_drains_who_comes_is_told_so_and_a_second_signal_ends_it_at_onc
         assert!(nodes.daemons[0].printed().contains("stopping at once"));
         assert!(!run_dir.join("attach.sock").exists(), "its sockets are gone");
         eventually("who was there sees the end", || attached.check().is_err().then_some(()));
+    }
+}
+
+#[test]
+fn a_daemon_whose_run_directory_is_another_ones_now_says_so_and_leaves_it_alone() {
+    const SAID: &str = "sockets of this daemon were removed";
+    let directory = TempDir::new().expect("a directory");
+    let (at_first, at_second) = (free_address(), free_address());
+    let mut first = Daemon::start(directory.path(), &DaemonOptions::new("a", &at_first));
+    // While commands still reach it, it tells them.
+    std::fs::remove_file(first.run_dir.join("attach.sock")).expect("a socket");
+    let node = subsystem(&first, "node").expect("a line");
+    let reason = node["reason"].as_str().unwrap_or_default();
+    assert_eq!(node["state"], "degraded", "{node}");
+    assert!(reason.contains("attach.sock") && !reason.contains("control.sock"), "{node}");
+    eventually("its log says so", || first.printed().contains(SAID).then_some(()));
+    let log = directory.path().join("first.log");
+    std::fs::rename(&first.log, &log).expect("another name");
+    first.log = log;
+    std::fs::remove_dir_all(&first.run_dir).expect("removed");
+    let mut second = Daemon::start(directory.path(), &DaemonOptions::new("a", &at_second));
+    assert_eq!(first.terminate(), Some(0));
+    assert_eq!(first.printed().matches(SAID).count(), 1);
+    assert_eq!(second.ask("status")["pid"], second.pid());
+    Client::connect(&second.run_dir).expect("programs find the second");
+    assert_eq!(second.terminate(), Some(0));
+    for socket in ["attach.sock", "control.sock"] {
+        assert!(!second.run_dir.join(socket).exists(), "its own sockets are gone");
     }
 }
 

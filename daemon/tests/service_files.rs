@@ -15,7 +15,7 @@ fn tool(name: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(name).args(arguments).output() {
         Ok(output) => Some(output),
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: {name} is not installed");
+            println!("not run here: {name} (not installed)");
             None
         }
         Err(e) => panic!("{name}: {e}"),

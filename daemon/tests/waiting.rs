@@ -4,17 +4,20 @@
 mod common;
 
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use common::{
-    Daemon, DaemonOptions, PATIENCE, Pair, eventually, feed, free_address, memory_used, send, signal, weir,
+    Daemon, DaemonOptions, Guarded, PATIENCE, Pair, eventually, feed, free_address, memory_used, send,
+    signal, weir,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
 use weir_client::{
     Client, ConnectOptions, Error, Gate, GateOptions, Item, Partition, PartitionOptions, Strategy, Task,
 };
+use weir_ipc::layout::TASKS_MAX;
 
 /// How long a client waits for an answer of a daemon that gives none.
 const REQUEST: Duration = Duration::from_secs(1);
@@ -55,6 +58,25 @@ fn stop(daemon: &Daemon) {
     });
 }
 
+/// Ends a daemon that somebody waits for without end, so that the test does not.
+struct Watchdog {
+    /// Dropped: the wait is over.
+    _over: Sender<()>,
+}
+
+impl Watchdog {
+    fn of(daemon: &Daemon) -> Self {
+        let (over, is_over) = mpsc::channel();
+        let pid = daemon.pid();
+        std::thread::spawn(move || {
+            if is_over.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                signal(pid, Signal::KILL);
+            }
+        });
+        Self { _over: over }
+    }
+}
+
 #[track_caller]
 fn assert_unanswered<T: std::fmt::Debug>(result: Result<T, Error>, needed: &str) {
     match result {
@@ -75,13 +97,17 @@ fn a_daemon_that_is_stopped_ends_what_it_is_asked_for_and_takes_it_back_when_it_
     });
     partition.emit(b"before").and_then(|()| partition.flush()).expect("emit");
     assert_eq!(next_record(&mut gate), b"before");
+    let _unread = forward(&task, "v").expect("a partition");
     let used = memory_used(&daemon);
     let began = Instant::now();
     stop(&daemon);
+    let watchdog = Watchdog::of(&daemon);
     assert_unanswered(client.task("more"), "a task");
     assert_unanswered(forward(&task, "y"), "a partition");
     let bounded = GateOptions { timeout: Some(REQUEST), ..GateOptions::default() };
     assert_unanswered(task.gate("z", 0, 1, bounded.clone()), "a gate");
+    // This one is granted before it is taken back: its producer is there.
+    assert_unanswered(task.gate("v", 0, 1, bounded.clone()), "a gate");
     // The command ends too: it does not even get in.
     let command = weir(["send", "--exchange", "w", "--consumers", "1"], &daemon.run_dir)
         .stdin(Stdio::null())
@@ -89,6 +115,7 @@ fn a_daemon_that_is_stopped_ends_what_it_is_asked_for_and_takes_it_back_when_it_
         .expect("weir runs");
     assert_eq!(command.status.code(), Some(4), "{}", String::from_utf8_lossy(&command.stderr));
     assert!(began.elapsed() < PATIENCE, "that took {:?}", began.elapsed());
+    drop(watchdog);
     // What was made before is as good as it was, and waits for the daemon only.
     client.check().and_then(|()| task.check()).expect("attached");
     partition.emit(b"meanwhile").and_then(|()| partition.flush()).expect("emit");
@@ -96,6 +123,10 @@ fn a_daemon_that_is_stopped_ends_what_it_is_asked_for_and_takes_it_back_when_it_
     assert_eq!(next_record(&mut gate), b"meanwhile");
     // Of what was asked for nothing is left: not its memory, and not its place, for anybody.
     eventually("its memory is back", || (memory_used(&daemon) == used).then_some(()));
+    let _watchdog = Watchdog::of(&daemon);
+    // One was there before.
+    let tasks: Vec<Task> = (1..TASKS_MAX).map(|_| client.task("more").expect("a place for each")).collect();
+    drop(tasks);
     let other = Client::connect(&daemon.run_dir).and_then(|client| client.task("other")).expect("a task");
     let mut next = forward(&other, "y").expect("a free place");
     next.emit(b"one").and_then(|()| next.flush()).expect("emit");
@@ -109,10 +140,9 @@ fn a_daemon_that_is_stopped_ends_what_it_is_asked_for_and_takes_it_back_when_it_
 fn a_consumer_waits_for_its_first_producer_as_long_as_it_is_told() {
     let pair = Pair::start();
     let ask = |wait: &str| {
-        let output = weir(["recv", "--exchange", "x", "--wait", wait], &pair.b.run_dir)
-            .stdin(Stdio::null())
-            .output()
-            .expect("weir runs");
+        let mut command = weir(["recv", "--exchange", "x", "--wait", wait], &pair.b.run_dir);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let output = Guarded::spawn(command).output();
         let text = String::from_utf8(output.stderr).expect("UTF-8");
         assert_eq!(output.status.code(), Some(1), "{text}");
         for part in ["the first producer of exchange x did not come within", "--wait"] {
@@ -140,9 +170,8 @@ fn a_consumer_waits_for_its_first_producer_as_long_as_it_is_told() {
     // In time; and one that was told nothing takes the place that the others left.
     for arguments in [&["--wait", "5min"][..], &[]] {
         let mut command = weir(["recv", "--exchange", "x"].iter().chain(arguments), &pair.b.run_dir);
-        let receiver = common::Guarded::spawn(
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()),
-        );
+        let receiver =
+            Guarded::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
         let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
         feed(&mut sender, b"a\nb\n".to_vec()).join().expect("the feeder");
         assert!(sender.output().status.success());
@@ -158,8 +187,21 @@ fn a_gate_made_while_its_producer_is_replaced_gets_the_next_life() {
     let task_at = |daemon: &Daemon| {
         Client::connect(&daemon.run_dir).and_then(|client| client.task("test")).expect("a task")
     };
-    let is_over = AtomicBool::new(false);
+    let (is_over, lives) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
+        // A consumer that waits without end has its daemon ended.
+        scope.spawn(|| {
+            let mut last = (0, Instant::now());
+            while !is_over.load(Ordering::Relaxed) {
+                let life = lives.load(Ordering::Relaxed);
+                if life != last.0 {
+                    last = (life, Instant::now());
+                } else if last.1.elapsed() > PATIENCE {
+                    return signal(pair.b.pid(), Signal::KILL);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
         scope.spawn(|| {
             let task = task_at(&pair.a);
             for life in 0..LIVES {
@@ -187,6 +229,7 @@ fn a_gate_made_while_its_producer_is_replaced_gets_the_next_life() {
             let mut gate = task.gate("x", 0, 1, options).expect("the producer's node");
             assert_eq!(next_record(&mut gate), life.to_le_bytes());
             assert_eq!(gate.next().expect("the end of a life"), None);
+            lives.store(life + 1, Ordering::Relaxed);
         }
         drop(over);
     });

@@ -1,7 +1,7 @@
 //! Everything that must pass before a change lands, cheapest first.
 
 use crate::process::{self, Outcome};
-use crate::{test, tidy};
+use crate::{setup, test, tidy};
 
 /// Formatting, house rules, clippy and rustdoc with warnings denied, then every test.
 pub(crate) fn run() -> Outcome {
@@ -9,6 +9,9 @@ pub(crate) fn run() -> Outcome {
     process::cargo(&["fmt", "--all", "--check"])?;
     step("tidy");
     tidy::run()?;
+    // Before anything is built: the daemon is built without kernel probes while their tools are missing.
+    step("setup");
+    setup::run()?;
     step("clippy");
     process::cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
     step("docs");

@@ -4,6 +4,7 @@
 //! does not build.
 
 mod ci;
+mod ebpf;
 mod fuzz;
 mod hugepages;
 mod process;
@@ -25,8 +26,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Install what the tests use beside rustup: Debian packages, if they are missing and this is root
+    /// Install what the tests use beside rustup: Debian packages, if they are missing and this is root; and the tools that
+    /// build the kernel probes
     Setup,
+    /// Build the kernel probes, load and verify each, and show what became of every hook
+    Ebpf,
     /// Set up, then run every test that this machine can run; count what it cannot
     Test,
     /// Everything that must pass before a change lands: fmt, clippy, docs, tidy, test
@@ -55,6 +59,7 @@ struct PassedOn {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Setup => setup::run(),
+        Verb::Ebpf => ebpf::run(),
         Verb::Test => test::run(),
         Verb::Ci => ci::run(),
         Verb::Tidy => tidy::run(),

@@ -1,7 +1,8 @@
-//! Installs what tests use beside the Rust toolchain.
+//! Installs what tests use beside the Rust toolchain, and what building the kernel probes needs.
 
 use std::path::Path;
 
+use crate::ebpf;
 use crate::process::{self, Outcome};
 
 /// A program that tests start, the Debian package that brings it, and what is not tested without it.
@@ -14,16 +15,24 @@ struct Tool {
 const TOOLS: &[Tool] = &[
     Tool { program: "cc", package: "gcc", used_for: "linking any Rust program" },
     Tool { program: "ip", package: "iproute2", used_for: "transfers between two network namespaces" },
+    Tool { program: "tc", package: "iproute2", used_for: "kernel probes on a slow network" },
     Tool { program: "ss", package: "iproute2", used_for: "connections killed under load (`ss -K`)" },
     Tool { program: "nft", package: "nftables", used_for: "outages of the network under load" },
     Tool { program: "systemd-analyze", package: "systemd", used_for: "checks of the unit files" },
 ];
 
 /// Installs the missing packages if this is root and apt-get exists; else says which are missing and what that costs.
+/// Then the tools of the kernel probes.
 pub(crate) fn run() -> Outcome {
+    packages()?;
+    ebpf::setup();
+    Ok(())
+}
+
+fn packages() -> Outcome {
     let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_on_path(tool.program)).collect();
     if missing.is_empty() {
-        println!("setup: nothing to install");
+        println!("setup: no package to install");
         return Ok(());
     }
     if process::is_root() && is_on_path("apt-get") {

@@ -1,9 +1,11 @@
 //! Every test that this machine can run. What it cannot run is printed with its reason and counted.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Instant;
 
+use crate::ebpf;
 use crate::hugepages::Hugepages;
 use crate::process::{self, Outcome};
 use crate::setup;
@@ -21,11 +23,18 @@ pub(crate) fn run() -> Outcome {
     setup::run()?;
     let (hugepages, text) = Hugepages::reserve(HUGEPAGES_WANTED);
     println!("test: {text}");
-    let mut not_run = cargo_test("workspace", &["--workspace", "--locked"], None)?;
+    let probes = ebpf::missing();
+    // Where they can run, a test that finds them not to run has failed.
+    let expected = probes.is_none().then(|| ("WEIR_PROBES_EXPECTED", "1".into()));
+    let mut not_run = cargo_test("workspace", &["--workspace", "--locked"], expected.as_slice())?;
+    not_run.extend(probes.map(|missing| format!("{NOT_RUN} kernel probes ({missing})")));
     not_run.extend(cargo_test(
         "loom models",
         &["--package", "weir-ipc", "--locked", "--release", "--test", "loom"],
-        Some("--cfg loom"),
+        &[
+            ("RUSTFLAGS", "--cfg loom".into()),
+            ("CARGO_TARGET_DIR", process::root().join("target").join("flagged").into()),
+        ],
     )?);
     drop(hugepages);
     not_run.sort();
@@ -42,14 +51,12 @@ pub(crate) fn run() -> Outcome {
 }
 
 /// Runs `cargo test`, passing its output on without what passing tests print, and returns the checks not run.
-fn cargo_test(name: &str, arguments: &[&str], rustflags: Option<&str>) -> Result<Vec<String>, String> {
+fn cargo_test(name: &str, arguments: &[&str], variables: &[(&str, OsString)]) -> Result<Vec<String>, String> {
     println!("== test: {name}");
     let mut command = process::command(process::cargo_program());
     command.arg("test").args(arguments).args(["--", "--show-output"]).stdout(Stdio::piped());
-    if let Some(flags) = rustflags {
-        command
-            .env("RUSTFLAGS", flags)
-            .env("CARGO_TARGET_DIR", process::root().join("target").join("flagged"));
+    for (variable, value) in variables {
+        command.env(variable, value);
     }
     let line = process::describe(&command);
     let mut child = command.spawn().map_err(|error| format!("cannot start `{line}`: {error}"))?;

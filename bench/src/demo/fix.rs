@@ -7,7 +7,7 @@ use serde::Serialize;
 use weir_bench::cluster::{Cluster, ClusterOptions};
 use weir_client::Strategy;
 
-use crate::chain::{self, Crew};
+use crate::chain::{self, Crew, Ran};
 use crate::documents;
 use crate::plan::Plan;
 use crate::pressure::MEMORY_BYTES;
@@ -71,7 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     for (number, maps) in MAPS.into_iter().enumerate() {
         let strategy = if maps == 1 { Strategy::Forward } else { Strategy::Rebalance };
         announce(teller, number, maps);
-        let step = run_step(&cluster, &documents, &baseline, (maps, strategy), teller)
+        let step = run_step(&cluster, &documents, (maps, strategy), teller)
+            .and_then(|ran| Step::new(ran, &baseline))
             .map_err(|problem| format!("step {}: {problem}", number + 1))?;
         step.tell(teller);
         steps.push(step);
@@ -81,14 +82,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     teller.json(&Summary { schema_version: 1, scenario: "fix", steps, gain })
 }
 
-/// Runs the pipeline once with so many maps, and compares its output.
+/// Runs the pipeline once with so many maps.
 fn run_step(
     cluster: &Cluster,
     documents: &Arc<Vec<Vec<u8>>>,
-    baseline: &[Vec<u8>],
     (maps, strategy): (u32, Strategy),
     teller: Teller,
-) -> Result<Step, String> {
+) -> Result<Ran, String> {
     let (go, going) = mpsc::channel();
     let (a, b) = (cluster.a().run_dir.clone(), cluster.b().run_dir.clone());
     let mut crew = Crew::new();
@@ -127,19 +127,7 @@ fn run_step(
     let count = documents.len() as u64;
     let watch = Watch::new(cluster, ("documents", count), teller.is_quiet());
     let limit = Duration::from_secs(60) + SERVICE * u32::try_from(count).unwrap_or(u32::MAX) * 10;
-    let ran = chain::run(crew, cluster, 2, &go, limit, watch)?;
-    documents::compare(&ran.output("sink"), baseline)?;
-    Ok(Step {
-        documents: count,
-        seconds: ran.seconds,
-        documents_per_second: count as f64 / ran.seconds,
-        output_equals_baseline: true,
-        source_waited_seconds: ran.waited_seconds("source"),
-        map_waited_seconds: ran.waited_seconds("map"),
-        sink_waited_seconds: ran.waited_seconds("sink"),
-        plan: ran.plan,
-        channels: ran.channels,
-    })
+    chain::run(crew, cluster, 2, &go, limit, watch)
 }
 
 fn introduce(teller: Teller, documents: u64) {
@@ -172,6 +160,23 @@ fn announce(teller: Teller, number: usize, maps: u32) {
 }
 
 impl Step {
+    /// What a run came to, if its output is that of the baseline.
+    fn new(ran: Ran, baseline: &[Vec<u8>]) -> Result<Self, String> {
+        documents::compare(&ran.output("sink"), baseline)?;
+        let documents = baseline.len() as u64;
+        Ok(Self {
+            documents,
+            seconds: ran.seconds,
+            documents_per_second: documents as f64 / ran.seconds,
+            output_equals_baseline: true,
+            source_waited_seconds: ran.waited_seconds("source"),
+            map_waited_seconds: ran.waited_seconds("map"),
+            sink_waited_seconds: ran.waited_seconds("sink"),
+            plan: ran.plan,
+            channels: ran.channels,
+        })
+    }
+
     fn tell(&self, teller: Teller) {
         let of_all = |seconds: f64| format!("{seconds:.1} s of {:.1} s", self.seconds);
         teller.line("");
@@ -256,6 +261,7 @@ fn conclude(teller: Teller, gain: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain::{Done, Worker};
     use crate::plan::PlanTask;
 
     fn plan(maps: u64, strategy: &str) -> Plan {
@@ -294,6 +300,62 @@ mod tests {
         let mut more = plan(4, "REBALANCE");
         more.tasks[2].parallelism = 4;
         assert!(check_plans(&one, &more).is_err(), "the sink too");
+    }
+
+    fn ran(output: Vec<Vec<u8>>) -> Ran {
+        let worker = |task, output, waited| Worker {
+            task,
+            done: Done { output, waited: Duration::from_millis(waited), ..Done::default() },
+        };
+        let workers = vec![
+            worker("source", Vec::new(), 900),
+            worker("map", Vec::new(), 10),
+            worker("map", Vec::new(), 30),
+            worker("sink", output, 500),
+        ];
+        Ran { plan: plan(2, "REBALANCE"), seconds: 0.5, workers, channels: Vec::new() }
+    }
+
+    #[test]
+    fn a_step_has_the_output_of_the_baseline_or_fails() {
+        let made = documents::make(40);
+        let baseline = documents::baseline(&made);
+        // Maps that are several leave their results in any order.
+        let output: Vec<Vec<u8>> = made.iter().rev().map(|document| documents::summarize(document)).collect();
+        let step = Step::new(ran(output.clone()), &baseline).unwrap();
+        assert_eq!((step.documents, step.plan), (40, plan(2, "REBALANCE")));
+        assert!((step.documents_per_second - 80.0).abs() < 1e-9);
+        let waits = [step.source_waited_seconds, step.map_waited_seconds, step.sink_waited_seconds];
+        assert!(waits.iter().zip([0.9, 0.02, 0.5]).all(|(found, wanted)| (found - wanted).abs() < 1e-9));
+        type Change = fn(&mut Vec<Vec<u8>>);
+        let changes: [(&str, Change); 5] = [
+            ("nothing", Vec::clear),
+            ("one lost", |output| drop(output.remove(7))),
+            ("one twice", |output| output.push(output[3].clone())),
+            ("one in place of another", |output| output[4] = output[5].clone()),
+            ("a document instead of what the map makes of it", |output| {
+                output[0] = documents::make(1).remove(0)
+            }),
+        ];
+        for (what, change) in changes {
+            let mut wrong = output.clone();
+            change(&mut wrong);
+            assert!(Step::new(ran(wrong), &baseline).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_right_gain_does_not_hide_a_wrong_plan() {
+        let wrong = [
+            [plan(4, "REBALANCE"), plan(1, "FORWARD")],
+            [plan(1, "FORWARD"), plan(1, "FORWARD")],
+            [plan(1, "FORWARD"), plan(2, "REBALANCE")],
+            [plan(1, "REBALANCE"), plan(4, "REBALANCE")],
+        ];
+        for [before, after] in wrong {
+            let text = format!("{} to {}", before.line(), after.line());
+            assert!(check(&[step(before, 400.0), step(after, 1500.0)]).is_err(), "{text}");
+        }
     }
 
     #[test]

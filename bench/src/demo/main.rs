@@ -3,8 +3,9 @@
 //! Without a scenario it shows what flow control does when one consumer is slow and another stops. The scenarios show
 //! how one finds what holds a pipeline up, and what helps: more parallelism (`fix`), or not (`skew`). Their work is
 //! waiting, so that what they show does not hang on how many processors there are; what they assert of rates is coarse,
-//! what they assert of results is exact.
+//! what they assert of results is exact. `bottleneck` makes one thing slow, each time another, and asks the daemons which.
 
+mod bottleneck;
 mod chain;
 mod corpus;
 mod counts;
@@ -40,6 +41,12 @@ struct Arguments {
     /// Print only the summary, as JSON
     #[arg(long)]
     json: bool,
+    /// What is slow in the scenario `bottleneck`
+    #[arg(long, value_enum, default_value = "cpu")]
+    slow: bottleneck::Slow,
+    /// Be an operator of the scenario `bottleneck`
+    #[arg(long, hide = true)]
+    operator: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -48,10 +55,15 @@ enum Scenario {
     Fix,
     /// A hot key: more consumers do not help, salting does, and the counts stay the same
     Skew,
+    /// Four operators, one thing that is slow (--slow), and what weir bottleneck says of it
+    Bottleneck,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(operator) = &arguments.operator {
+        return end(bottleneck::serve(operator));
+    }
     let outcome = match arguments.scenario {
         _ if arguments.list => {
             list();
@@ -60,7 +72,12 @@ fn main() -> ExitCode {
         None => pressure::run(&arguments),
         Some(Scenario::Fix) => fix::run(&arguments),
         Some(Scenario::Skew) => skew::run(&arguments),
+        Some(Scenario::Bottleneck) => bottleneck::run(&arguments),
     };
+    end(outcome)
+}
+
+fn end(outcome: Result<(), String>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {

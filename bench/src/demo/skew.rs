@@ -346,6 +346,7 @@ fn conclude(teller: Teller, gain_of_more: f64, gain_of_salt: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain::Worker;
     use crate::plan::PlanTask;
 
     fn step((counters, salt): (u32, Option<u32>), rate: f64, parts: u64) -> Step {
@@ -375,6 +376,63 @@ mod tests {
     fn steps(rates: [f64; 3]) -> [Step; 3] {
         let [few, many, salted] = STEPS;
         [step(few, rates[0], 1), step(many, rates[1], 1), step(salted, rates[2], 8)]
+    }
+
+    /// A run in which the tasks that merge got these partial counts, and the producer names these keys.
+    fn ran(partials: [Vec<Vec<u8>>; 2], heavy: &[(&str, f64)]) -> Ran {
+        let heavy = heavy.iter().map(|(key, share)| HeavyKey {
+            key: key.as_bytes().to_vec(),
+            key_bytes: key.len(),
+            share: *share,
+            share_min: *share,
+        });
+        let mut workers =
+            vec![Worker { task: "source", done: Done { heavy: heavy.collect(), ..Done::default() } }];
+        let merge = |output| Worker { task: "merge", done: Done { output, ..Done::default() } };
+        workers.extend(partials.into_iter().map(merge));
+        let plan = step(STEPS[0], 1.0, 1).plan;
+        Ran { plan, seconds: 2.0, workers, channels: Vec::new() }
+    }
+
+    #[test]
+    fn a_step_has_the_counts_of_the_baseline_and_a_heavy_key_or_fails() {
+        let views = counts::make(300);
+        let baseline = counts::baseline(&views);
+        let mut parts = [Vec::new(), Vec::new()];
+        for (number, (key, count)) in baseline.iter().enumerate() {
+            // The hot key comes in two parts, both to the task that has this key.
+            let rest = if key == HOT.as_bytes() { 100 } else { 0 };
+            let of = &mut parts[number % 2];
+            of.push(counts::partial(key, count - rest));
+            of.extend((rest > 0).then(|| counts::partial(key, rest)));
+        }
+        let heavy = [(HOT, 0.8), ("page-01", 0.02)];
+        let new = |parts: &[Vec<Vec<u8>>; 2], heavy: &[(&str, f64)]| {
+            Step::new(ran(parts.clone(), heavy), (FEW, None), 300, &baseline)
+        };
+        let step = new(&parts, &heavy).unwrap();
+        assert_eq!((step.hot_parts, step.parts_max, step.heaviest_key.as_str()), (2, 2, HOT));
+        assert!((step.views_per_second - 150.0).abs() < 1e-9);
+        assert!(new(&parts, &[]).is_err(), "no heavy key");
+        type Change = fn(&mut [Vec<Vec<u8>>; 2]);
+        let changes: [(&str, Change); 5] = [
+            ("a part lost", |parts| drop(parts[1].pop())),
+            ("a part twice", |parts| parts[0].push(parts[0][0].clone())),
+            ("a part that is no count", |parts| parts[0].push(b"home many".to_vec())),
+            ("one count for another", |parts| parts[1][0] = counts::partial(b"page-99", 1)),
+            ("one key at two tasks", |parts| {
+                let part = parts[0].pop().unwrap_or_default();
+                let key = counts::key_of(&part).to_vec();
+                let count = String::from_utf8_lossy(&part[key.len() + 1..]).parse::<u64>().unwrap_or(0);
+                parts[0].push(counts::partial(&key, count - 1));
+                parts[1].push(counts::partial(&key, 1));
+            }),
+        ];
+        for (what, change) in changes {
+            let mut wrong = parts.clone();
+            change(&mut wrong);
+            assert!(new(&wrong, &heavy).is_err(), "{what}");
+        }
     }
 
     #[test]

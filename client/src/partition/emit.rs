@@ -1,15 +1,18 @@
 //! Emitting: a record to the consumer that is chosen for it, and what is done while there is no room.
 
+use std::sync::Arc;
+
 use weir_flow::flush::Flush;
 use weir_flow::record::{RecordWriter, frame_bytes};
 use weir_flow::selector::Rebalance;
 use weir_flow::selector::adaptive::{Adaptive, Take, TargetView};
-use weir_ipc::task_cell::TaskState;
 
 use super::custom::Targets;
 use super::selection::Selection;
-use super::writer::{Emission, Emitted, Lack, Writer};
-use super::{Partition, RETRY_NS, wait};
+use super::waiting::{backpressured, wait};
+use super::writer::{Emission, Emitted, Lack, Rest, Writer};
+use super::{Partition, RETRY_NS, Shared};
+use crate::caller::{Caller, block};
 use crate::clock;
 use crate::error::Error;
 
@@ -49,7 +52,7 @@ impl From<Lack> for Lacking {
             Lack::Quota => Self::Quota,
             Lack::Turn => Self::Turn,
             // Nothing else is lacking for a record.
-            Lack::Segment | Lack::Event | Lack::Room => Self::Segment,
+            Lack::Segment | Lack::Event | Lack::Room | Lack::End => Self::Segment,
         }
     }
 }
@@ -108,7 +111,7 @@ impl Partition {
 
     /// The subpartition for the next record: the strategy's choice among the consumers that are there.
     #[inline]
-    fn select(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<u32, Error> {
+    pub(super) fn select(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<u32, Error> {
         if let Selection::Custom(_) = &self.selection {
             return self.select_custom(record, key);
         }
@@ -136,7 +139,7 @@ impl Partition {
     }
 
     #[cold]
-    fn see_gone(&mut self, subpartition: u32) {
+    pub(super) fn see_gone(&mut self, subpartition: u32) {
         self.gone.resize(self.subpartitions as usize, false);
         if let Some(is_gone) = self.gone.get_mut(subpartition as usize) {
             *is_gone = true;
@@ -145,15 +148,42 @@ impl Partition {
 
     #[inline]
     fn emit_at(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
-        if record.len() <= self.record_bytes_max as usize {
-            let appended = self.shared.lock().append(subpartition, record)?;
-            match appended {
-                Some(Flush::Nothing) => return Ok(Emitted::Done(())),
-                Some(flush) => return self.flush_record(subpartition, flush).map(Emitted::Done),
-                None => {}
-            }
+        if self.append(subpartition, record)? {
+            return Ok(Emitted::Done(()));
         }
-        self.emit_slowly(subpartition, record)
+        self.emit_slowly_blocked(subpartition, record)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn emit_slowly_blocked(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
+        block(self.emit_slowly(Caller::Thread, subpartition, record))
+    }
+
+    pub(super) async fn emit_at_by(
+        &mut self,
+        caller: Caller,
+        subpartition: u32,
+        record: &[u8],
+    ) -> Result<Emitted<()>, Error> {
+        if self.append(subpartition, record)? {
+            return Ok(Emitted::Done(()));
+        }
+        self.emit_slowly(caller, subpartition, record).await
+    }
+
+    /// Emits a record that fits into the open segment. `false`: it does not, and nothing was written.
+    #[inline]
+    pub(super) fn append(&mut self, subpartition: u32, record: &[u8]) -> Result<bool, Error> {
+        if record.len() > self.record_bytes_max as usize {
+            return Ok(false);
+        }
+        let appended = self.shared.lock().append(subpartition, record)?;
+        match appended {
+            Some(Flush::Nothing) => Ok(true),
+            Some(flush) => self.flush_record(subpartition, flush).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Emits a record to the subpartition that keeps up best, if there is one.
@@ -170,20 +200,29 @@ impl Partition {
                 return self.count_emitted(subpartition, record.len());
             }
         }
-        self.emit_where_there_is_room(chosen, record)
+        self.emit_where_there_is_room_blocked(chosen, record)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn emit_where_there_is_room_blocked(&mut self, chosen: Option<u32>, record: &[u8]) -> Result<(), Error> {
+        block(self.emit_where_there_is_room(Caller::Thread, chosen, record))
     }
 
     /// A record that does not fit into the open segment of the one that was chosen.
-    #[cold]
-    #[inline(never)]
-    fn emit_where_there_is_room(&mut self, mut chosen: Option<u32>, record: &[u8]) -> Result<(), Error> {
+    pub(super) async fn emit_where_there_is_room(
+        &mut self,
+        caller: Caller,
+        mut chosen: Option<u32>,
+        record: &[u8],
+    ) -> Result<(), Error> {
         self.check_record(record)?;
         loop {
             let able = match self.select_able(chosen.take(), record)? {
                 Some(subpartition) => subpartition,
-                None => self.wait_for_any(record)?,
+                None => self.wait_for_any(caller, record).await?,
             };
-            match self.emit_at(able, record)? {
+            match self.emit_at_by(caller, able, record).await? {
                 Emitted::Done(()) => return self.count_emitted(able, record.len()),
                 // Between the choice and the record. The whole of it goes to another one.
                 Emitted::Gone => self.adaptive(|adaptive| adaptive.handle_gone(able)),
@@ -206,9 +245,10 @@ impl Partition {
     }
 
     /// Waits until any that keeps up can take the record.
-    fn wait_for_any(&mut self, record: &[u8]) -> Result<u32, Error> {
+    async fn wait_for_any(&mut self, caller: Caller, record: &[u8]) -> Result<u32, Error> {
         let Self { shared, waits, selection: Selection::Adaptive(adaptive), .. } = self else { return Ok(0) };
-        wait(shared, waits, TaskState::Hard, |writer| select_anew(adaptive, writer, record))
+        let attempt = |writer: &mut Writer| select_anew(adaptive, writer, record);
+        wait(caller, backpressured(caller), shared, waits, attempt).await
     }
 
     fn adaptive(&mut self, change: impl FnOnce(&mut Adaptive<Rebalance>)) {
@@ -219,7 +259,7 @@ impl Partition {
 
     /// What adaptive selection has to know of a record that was emitted.
     #[inline]
-    fn count_emitted(&mut self, subpartition: u32, record_bytes: usize) -> Result<(), Error> {
+    pub(super) fn count_emitted(&mut self, subpartition: u32, record_bytes: usize) -> Result<(), Error> {
         if let Selection::Adaptive(adaptive) = &mut self.selection
             && adaptive.handle_emitted(subpartition, frame_bytes(record_bytes, self.checksum) as u64)
         {
@@ -333,14 +373,25 @@ impl Partition {
     }
 
     /// A record that does not fit into the open segment.
-    #[cold]
-    #[inline(never)]
-    fn emit_slowly(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
+    async fn emit_slowly(
+        &mut self,
+        caller: Caller,
+        subpartition: u32,
+        record: &[u8],
+    ) -> Result<Emitted<()>, Error> {
         let writer = RecordWriter::new(record, self.checksum, self.record_bytes_max)
             .map_err(|error| Error::RecordTooLarge { found: error.bytes, max: error.max as usize })?;
-        let mut emission = Emission::new(writer);
-        let Self { shared, waits, .. } = self;
-        match wait(shared, waits, TaskState::Hard, |writer| writer.advance(subpartition, &mut emission))? {
+        let Self { shared, waits, selection, abandoned, checksum, .. } = self;
+        let shared = &*shared;
+        let (record_bytes, frame_bytes) = (record.len(), frame_bytes(record.len(), *checksum) as u64);
+        let emission = Emission::new(writer);
+        let mut begun = Begun { shared, selection, abandoned, subpartition, frame_bytes, emission };
+        let outcome = wait(caller, backpressured(caller), shared, waits, |writer| {
+            begun.advance(caller, record_bytes, writer)
+        });
+        let outcome = outcome.await;
+        begun.end();
+        match outcome? {
             Emitted::Done(flush) => self.flush_record(subpartition, flush).map(Emitted::Done),
             Emitted::Gone => Ok(Emitted::Gone),
         }
@@ -364,6 +415,57 @@ impl Partition {
             }
         }
         Ok(())
+    }
+}
+
+/// A record on its way. Dropped in its middle, which only a future can be, the rest of it is kept: it is emitted, by
+/// whoever comes to it next.
+struct Begun<'a, 'r> {
+    shared: &'a Arc<Shared>,
+    selection: &'a mut Selection,
+    abandoned: &'a mut u64,
+    subpartition: u32,
+    frame_bytes: u64,
+    emission: Emission<'r>,
+}
+
+impl Begun<'_, '_> {
+    /// Writes as much as there are segments for. A future begins only when there is room: the records of those that are
+    /// dropped in their wait are hardly ever begun then.
+    fn advance(
+        &mut self,
+        caller: Caller,
+        record_bytes: usize,
+        writer: &mut Writer,
+    ) -> Result<Result<Emitted<Flush>, Lack>, Error> {
+        if caller == Caller::Future && !self.emission.is_in_part_written() {
+            match writer.prepare(self.subpartition, record_bytes)? {
+                Emitted::Gone => return Ok(Ok(Emitted::Gone)),
+                Emitted::Done(false) => return Ok(Err(writer.lack_of(self.subpartition))),
+                Emitted::Done(true) => {}
+            }
+        }
+        writer.advance(self.subpartition, &mut self.emission)
+    }
+
+    /// The record is written, or has failed.
+    fn end(mut self) {
+        self.emission.end();
+    }
+}
+
+impl Drop for Begun<'_, '_> {
+    fn drop(&mut self) {
+        if !self.emission.is_in_part_written() {
+            return;
+        }
+        let (subpartition, emission) = (self.subpartition, self.emission.take_rest());
+        self.shared.keep(Rest::Record { subpartition, emission });
+        *self.abandoned += 1;
+        if let Selection::Adaptive(adaptive) = &mut *self.selection {
+            // Whether a look is due is asked at the next record again.
+            let _ = adaptive.handle_emitted(subpartition, self.frame_bytes);
+        }
     }
 }
 

@@ -58,6 +58,11 @@ impl Losses {
         self.lost_records
     }
 
+    /// A record that was begun will never be finished: its consumer is gone.
+    pub(super) fn handle_unfinished(&mut self) {
+        self.lost_records += 1;
+    }
+
     pub(super) fn is_gone(&self, subpartition: u32) -> bool {
         self.consumers.get(subpartition as usize).is_some_and(|consumer| consumer.is_gone)
     }

@@ -6,7 +6,10 @@
 //!
 //! A partition that goes on without dead consumers looks, before it writes for one, whether it is gone. What was
 //! written for it is submitted all the same: the daemon drops it and returns the segment.
+//!
+//! What a dropped future has left in its middle is kept here ([`rest`]), and nothing that belongs behind it goes before.
 
+mod rest;
 mod targets;
 
 use weir_flow::checksum::crc32c;
@@ -14,11 +17,12 @@ use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::flush::{Flush, FlushClock};
 use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::pool::partition::{PartitionPool, Unavailable};
-use weir_flow::record::{CHECKSUM_BYTES, PREFIX_BYTES, RecordWriter, frame_bytes};
+use weir_flow::record::{CHECKSUM_BYTES, PREFIX_BYTES, frame_bytes};
 use weir_ipc::partition_port::PartitionPort;
 use weir_ipc::region::SendMapping;
 use weir_ipc::{IpcFault, Returned, Submission};
 
+pub(crate) use self::rest::{Emission, Rest};
 use super::losses::Losses;
 use crate::clock;
 use crate::error::Error;
@@ -37,6 +41,8 @@ pub(crate) enum Lack {
     /// A consumer that keeps up: those that do have no segment to take, and those that have are left out by adaptive
     /// selection.
     Turn,
+    /// The word that all consumers' daemons have everything.
+    End,
 }
 
 /// What became of something that was emitted to one consumer.
@@ -46,24 +52,6 @@ pub(crate) enum Emitted<T> {
     Done(T),
     /// The consumer is gone. Nothing of it will be read.
     Gone,
-}
-
-/// A record on its way into segments.
-pub(crate) struct Emission<'a> {
-    record: RecordWriter<'a>,
-    /// Segments opened for it.
-    opened: u32,
-}
-
-impl<'a> Emission<'a> {
-    pub(crate) fn new(record: RecordWriter<'a>) -> Self {
-        Self { record, opened: 0 }
-    }
-
-    /// Whether it may use overdraft: only to finish what it began in a segment of its own.
-    fn is_begun(&self) -> bool {
-        self.opened > 0
-    }
 }
 
 /// The segment that a subpartition's records are written into.
@@ -95,6 +83,8 @@ pub(crate) struct WriterParts {
     pub(crate) event_window: u32,
     /// Whether the partition goes on without dead consumers.
     pub(crate) continues: bool,
+    /// Whether part-filled segments stay until somebody flushes: there is no buffer timeout.
+    pub(crate) holds_parts: bool,
 }
 
 /// The inside of a partition.
@@ -107,6 +97,10 @@ pub(crate) struct Writer {
     events_max: u64,
     /// Dead consumers, if the partition goes on without them.
     losses: Option<Losses>,
+    /// What dropped futures have left in its middle, the oldest first.
+    rests: Vec<Rest>,
+    /// The subpartition that lacked something last; none if any of several would do.
+    lacking: Option<u32>,
     failure: Option<Failure>,
     is_finished: bool,
 }
@@ -132,6 +126,8 @@ impl Writer {
             losses: parts.continues.then(|| Losses::new(subpartitions)),
             // One place of the window is the end's.
             events_max: u64::from(parts.event_window.saturating_sub(1)),
+            rests: Vec::new(),
+            lacking: None,
             failure: None,
             is_finished: false,
             parts,
@@ -189,6 +185,23 @@ impl Writer {
         subpartition: u32,
         emission: &mut Emission<'_>,
     ) -> Result<Result<Emitted<Flush>, Lack>, Error> {
+        Ok(match self.write_on(subpartition, emission)? {
+            Ok(Emitted::Done(())) => {
+                let is_full = self.builders.get(subpartition as usize).is_none_or(|of| of.segment.is_none());
+                let clock = &mut self.parts.clock;
+                let flush = if is_full { Flush::Nothing } else { clock.handle_written(clock::now) };
+                Ok(Emitted::Done(flush))
+            }
+            Ok(Emitted::Gone) => Ok(Emitted::Gone),
+            Err(lack) => Err(lack),
+        })
+    }
+
+    fn write_on(
+        &mut self,
+        subpartition: u32,
+        emission: &mut Emission<'_>,
+    ) -> Result<Result<Emitted<()>, Lack>, Error> {
         loop {
             if self.is_gone(subpartition)? {
                 return Ok(Ok(Emitted::Gone));
@@ -197,27 +210,24 @@ impl Writer {
             let Some(builder) = self.builders.get_mut(subpartition as usize) else {
                 return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
             };
-            for piece in emission.record.next_pieces((segment_bytes - builder.written) as usize) {
+            for piece in emission.next_pieces((segment_bytes - builder.written) as usize) {
                 if !self.parts.mapping.write(builder.base + u64::from(builder.written), piece) {
                     return Err(outside());
                 }
                 builder.written += piece.len() as u32;
             }
-            let is_done = emission.record.remaining() == 0;
+            let is_done = emission.remaining() == 0;
             builder.records += u32::from(is_done);
-            let is_full = builder.written == segment_bytes;
-            if is_full && builder.segment.is_some() {
+            if builder.written == segment_bytes && builder.segment.is_some() {
                 self.close(subpartition)?;
             }
             if is_done {
-                let flush =
-                    if is_full { Flush::Nothing } else { self.parts.clock.handle_written(clock::now) };
-                return Ok(Ok(Emitted::Done(flush)));
+                return Ok(Ok(Emitted::Done(())));
             }
             if let Err(lack) = self.open(subpartition, emission.is_begun())? {
                 return Ok(Err(lack));
             }
-            emission.opened += 1;
+            emission.handle_opened();
         }
     }
 
@@ -236,7 +246,7 @@ impl Writer {
         }
         self.look()?;
         self.see_sent(subpartition);
-        if self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+        if self.may_open(subpartition) {
             return Ok(Emitted::Done(true));
         }
         self.close(subpartition)?;
@@ -253,21 +263,33 @@ impl Writer {
                 continue;
             }
             self.see_sent(subpartition);
-            if !self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+            if !self.may_open(subpartition) {
+                self.lacking = Some(subpartition);
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
+    /// Whether a segment could be opened now to begin something in.
+    fn may_open(&self, subpartition: u32) -> bool {
+        !self.is_behind_rest(subpartition) && self.parts.pool.is_available(SubpartitionIndex(subpartition))
+    }
+
     /// Opens the next segment of a subpartition.
     fn open(&mut self, subpartition: u32, is_begun: bool) -> Result<Result<(), Lack>, Error> {
         self.look()?;
+        if self.is_behind_rest(subpartition) {
+            return Ok(Err(Lack::Room));
+        }
         self.see_sent(subpartition);
         let segment = match self.parts.pool.acquire(SubpartitionIndex(subpartition), is_begun) {
             Ok(segment) => segment,
             Err(Unavailable::Pool) => return Ok(Err(Lack::Segment)),
-            Err(Unavailable::Quota) => return Ok(Err(Lack::Quota)),
+            Err(Unavailable::Quota) => {
+                self.lacking = Some(subpartition);
+                return Ok(Err(Lack::Quota));
+            }
         };
         if let Some(builder) = self.builders.get_mut(subpartition as usize) {
             builder.segment = Some(segment);
@@ -295,7 +317,7 @@ impl Writer {
         }
         match &self.failure {
             Some(failure) => Err(Error::Failed { channel: None, failure: failure.clone() }),
-            None => Ok(()),
+            None => self.push_rests(),
         }
     }
 
@@ -409,8 +431,15 @@ impl Writer {
         Ok(true)
     }
 
-    /// Submits what waits in any subpartition. `false`: something had to stay for want of room.
+    /// Submits what waits in any subpartition, unless such parts wait for a flush. `false`: something had to stay for want
+    /// of room.
     pub(crate) fn flush_due(&mut self, now: Time) -> Result<bool, Error> {
+        if self.has_rests() {
+            self.look()?;
+        }
+        if self.parts.holds_parts {
+            return Ok(true);
+        }
         let mut is_done = true;
         for subpartition in 0..self.subpartitions() {
             is_done &= self.submit_part(subpartition)?;
@@ -451,12 +480,15 @@ impl Writer {
         if self.is_gone(subpartition)? {
             return Ok(Ok(Emitted::Gone));
         }
-        let Some(events) = self.builders.get(subpartition as usize).map(|builder| builder.events) else {
+        if subpartition >= self.subpartitions() {
             return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
-        };
-        let under_way = events.saturating_sub(self.parts.port.cell(subpartition).events_done);
-        if under_way >= self.events_max || !self.parts.port.has_event_slot() {
+        }
+        if !self.has_event_window(subpartition) || !self.parts.port.has_event_slot() {
+            self.lacking = Some(subpartition);
             return Ok(Err(Lack::Event));
+        }
+        if !priority && self.is_behind_rest(subpartition) {
+            return Ok(Err(Lack::Room));
         }
         // Room for two: the data in front of the event, and the event.
         if !self.parts.port.has_room_for_part().map_err(fault)? {
@@ -475,15 +507,24 @@ impl Writer {
         Ok(Ok(Emitted::Done(())))
     }
 
-    /// Closes every segment and every subpartition.
-    pub(crate) fn end(&mut self) -> Result<(), Error> {
+    /// Whether the consumer of a subpartition takes another event.
+    fn has_event_window(&self, subpartition: u32) -> bool {
+        let events = self.builders.get(subpartition as usize).map_or(0, |builder| builder.events);
+        events.saturating_sub(self.parts.port.cell(subpartition).events_done) < self.events_max
+    }
+
+    /// Closes every segment and every subpartition. Lacks something only if a rest is there, which comes first.
+    pub(crate) fn end(&mut self) -> Result<Result<(), Lack>, Error> {
         self.look()?;
+        if self.has_rests() {
+            return Ok(Err(Lack::Room));
+        }
         for subpartition in 0..self.subpartitions() {
             self.close(subpartition)?;
             self.submit(&Submission::End { subpartition })?;
         }
         self.parts.clock.handle_flushed();
-        Ok(())
+        Ok(Ok(()))
     }
 }
 

@@ -8,6 +8,9 @@ use crate::daemon::{Daemon, Settings};
 use crate::{read_all, task};
 
 #[allow(dead_code)] // Its `main`.
+#[path = "../../examples/async_consumer.rs"]
+mod async_consumer;
+#[allow(dead_code)] // Its `main`.
 #[path = "../../examples/consumer.rs"]
 mod consumer;
 #[allow(dead_code)] // Its `main`.
@@ -70,5 +73,31 @@ fn lines_become_words_and_words_go_two_ways() {
     numbers.sort_unstable();
     assert_eq!(numbers, (0..1_000).collect::<Vec<_>>());
     assert_eq!(others.join().expect("a reader"), vec![b"line"; 1_000]);
+    stages.into_iter().for_each(|stage| stage.join().expect("a stage"));
+}
+
+#[test]
+fn words_of_both_kinds_are_read_by_one_thread() {
+    let daemon = Daemon::start(Settings::default());
+    let run = |what: fn(&std::path::Path)| {
+        let run_dir = daemon.run_dir().to_path_buf();
+        thread::spawn(move || what(&run_dir))
+    };
+    let stages = [
+        run(|run_dir| map::map(run_dir, 0).expect("a map")),
+        run(|run_dir| map::map(run_dir, 1).expect("the other")),
+        run(|run_dir| fan_out::fan_out(run_dir).expect("the fan-out")),
+        run(|run_dir| producer::produce(run_dir, 1_000).expect("produce")),
+    ];
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let mut output = Vec::new();
+    runtime.block_on(async_consumer::consume(daemon.run_dir(), &mut output)).expect("consume");
+    let output = String::from_utf8(output).expect("text");
+    let mut numbers: Vec<u32> =
+        output.lines().filter_map(|line| line.strip_prefix("number ")?.parse().ok()).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..1_000).collect::<Vec<_>>());
+    assert_eq!(output.lines().filter(|line| *line == "other line").count(), 1_000);
+    assert_eq!(output.lines().count(), 2_000);
     stages.into_iter().for_each(|stage| stage.join().expect("a stage"));
 }

@@ -1,5 +1,6 @@
 //! The client against a daemon of this process: every call, every wait, every way to end.
 
+mod asynchronous;
 mod broadcast;
 mod consumer_death;
 mod daemon;

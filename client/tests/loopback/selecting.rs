@@ -134,9 +134,14 @@ fn when_all_have_stopped_whichever_goes_on_first_gets_the_next_record() {
         let lack = loop {
             match partition.try_emit(&record(emitted, 1000)).expect("try") {
                 Tried::Emitted => (emitted, refused) = (emitted + 1, 0),
-                Tried::WouldBlock(lack) if refused > 0 => break lack,
-                // The daemon may have something to carry.
-                Tried::WouldBlock(_) => refused = daemon.submissions().len(),
+                Tried::WouldBlock(lack) => {
+                    // The daemon may have something to carry, which was submitted for want of room.
+                    let submitted = daemon.submissions().len();
+                    if submitted == refused {
+                        break lack;
+                    }
+                    refused = submitted;
+                }
             }
         };
         assert_eq!(lack, Lacking::Segment, "the pool is smaller than three quotas");
@@ -156,6 +161,23 @@ fn when_all_have_stopped_whichever_goes_on_first_gets_the_next_record() {
         let others: usize = others.into_iter().map(|other| other.join().expect("another")).sum();
         assert_eq!(reader.join().expect("the first") + others, emitted + 1);
     }
+}
+
+#[test]
+fn an_open_segment_has_room_though_its_consumer_gives_no_credit_before_it_is_full() {
+    let daemon = Daemon::start(Settings { quota: 1, overdraft: 0, ..Settings::default() });
+    let task = task(&daemon);
+    let mut partition = producer(&task, 2, Strategy::Rebalance, options());
+    daemon.hold(true);
+    // Four records fit into the one segment that each may have open; nobody has come who would give credit.
+    for number in 0..8 {
+        assert_eq!(
+            partition.try_emit(&record(number, 1000)).expect("try"),
+            Tried::Emitted,
+            "record {number}"
+        );
+    }
+    assert_eq!(partition.try_emit(&record(8, 1000)).expect("try"), Tried::WouldBlock(Lacking::Quota));
 }
 
 #[test]

@@ -19,6 +19,11 @@ impl Violation {
     pub fn new(rule: &'static str, text: impl Into<String>) -> Self {
         Self { rule, text: text.into() }
     }
+
+    /// The same, with where it was found in front of its numbers.
+    pub(crate) fn at(self, place: &dyn fmt::Debug) -> Self {
+        Self { rule: self.rule, text: alloc::format!("{place:?}: {}", self.text) }
+    }
 }
 
 impl fmt::Display for Violation {

@@ -41,6 +41,7 @@ mod recv;
 pub mod selector;
 mod send;
 pub mod shard;
+pub mod stall;
 pub mod state;
 pub mod stats;
 pub mod wants;

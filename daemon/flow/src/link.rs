@@ -13,8 +13,11 @@ use alloc::vec::Vec;
 
 use crate::failure::Failure;
 use crate::ids::{ChannelIndex, GateId, PartitionId, SubpartitionIndex, Time};
+use crate::limits::Limits;
 use crate::send::schedule::Round;
 use crate::shard::LinkSpec;
+use crate::stall::account::Path;
+use crate::stall::credit::Arrival;
 use crate::state::{IndexEvent, IndexState, LinkState};
 use crate::wire::Message;
 
@@ -113,6 +116,10 @@ pub(crate) struct Link {
     /// When bytes last came, over whichever socket: a socket alone is no sign of life.
     pub(crate) last_heard: Time,
     pub(crate) last_ping: Time,
+    /// After so long without a sign of life it counts as silent: one was due and did not come.
+    pub(crate) silence_ns: u64,
+    /// How long the bytes that are being handled lay in the socket; none if that is not known.
+    pub(crate) receive_age_ns: Option<u64>,
     pub(crate) is_timed_out: bool,
     /// Why the peer is stopping, if it said so.
     pub(crate) goodbye: Option<Failure>,
@@ -120,7 +127,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(spec: LinkSpec, batch_bytes_min: u32, now: Time) -> Self {
+    pub(crate) fn new(spec: LinkSpec, limits: &Limits, now: Time) -> Self {
         Self {
             spec,
             state: LinkState::Established,
@@ -139,15 +146,33 @@ impl Link {
             limits: VecDeque::new(),
             priority: VecDeque::new(),
             round: Round::default(),
-            batch: Batch::new(batch_bytes_min, now),
+            batch: Batch::new(limits.batch_bytes_min, now),
             is_listed: false,
             last_received: now,
             last_heard: now,
             last_ping: now,
+            silence_ns: limits.ping_interval_ns.saturating_mul(2),
+            receive_age_ns: None,
             is_timed_out: false,
             goodbye: None,
             counts: LinkCounts::default(),
         }
+    }
+
+    /// What the stalls of its channels go by.
+    pub(crate) fn path(&self, now: Time) -> Path {
+        let is_silent = now.since_ns(self.last_heard) > self.silence_ns;
+        Path {
+            sending_ns: self.batch.in_flight_ns_at(now),
+            is_sending: self.batch.is_in_flight,
+            silent_since: is_silent.then_some(self.last_heard),
+        }
+    }
+
+    /// How what is being handled came here; `peer_ns` is how long it waited at the peer.
+    pub(crate) fn arrival(&self, peer_ns: u64) -> Arrival {
+        let path_ns = self.counts.round_trip_min_ns.unwrap_or(0) / 2;
+        Arrival { age_ns: self.receive_age_ns, path_ns, peer_ns }
     }
 
     /// How long after it was last heard it waits for another socket: as long as the end that waits less. `own_ns` is

@@ -37,6 +37,8 @@ use crate::limits::Limits;
 use crate::link::{Link, ReceiveKey};
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
+use crate::send::subpartition::Subpartition;
+use crate::stall::account::Path;
 
 mod check;
 mod consumers;
@@ -48,6 +50,7 @@ mod receive;
 mod report;
 mod resuming;
 mod sent;
+mod stalls;
 pub(crate) mod table;
 mod timers;
 mod transmit;
@@ -56,7 +59,7 @@ mod types;
 use table::Table;
 pub use types::{
     ChannelKey, ClientFault, Delivery, GateSpec, LinkSpec, Notice, Part, PartitionSpec, PartitionUpdate,
-    ReceiveMemory, Submission, SubpartitionView, Transmit,
+    PoolShares, ReceiveMemory, Submission, SubpartitionView, Transmit,
 };
 
 /// The partitions of a shard, and those that the shell must look at.
@@ -128,6 +131,12 @@ impl Links {
 
     fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
         self.table.get_mut(id.0)
+    }
+
+    /// What the stalls of a subpartition go by.
+    fn path_of(&self, subpartition: &Subpartition, now: Time) -> Path {
+        let link = subpartition.channel.and_then(|(link, _)| self.get(link));
+        link.map_or_else(Path::default, |link| link.path(now))
     }
 
     fn list(&mut self, id: LinkId) {

@@ -7,11 +7,14 @@ use weir_flow::exchange::{NAME_BYTES_MAX, PARALLELISM_MAX, STRATEGIES, Shape, St
 use weir_flow::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
 use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_flow::stall::Cause;
+use weir_flow::stats::Side;
 use weir_flow::wants::GateWants;
 use weir_flow::wire::{
-    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, EVENT_BYTES_MAX, Flags, FrameType,
-    GateEntry, GateState, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel,
-    PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role, Stats, TASK_TIMES_MAX, TaskTimes, encode,
+    CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, ChannelSummary,
+    EVENT_BYTES_MAX, Flags, FrameType, GateEntry, GateState, HEADER_BYTES, Header, Hello, Limit, LinkKind,
+    Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, ProcessTimes, Resume, Role,
+    Stats, TASK_TIMES_MAX, TaskShares, TaskTimes, encode,
 };
 
 const PAGE: &str = include_str!("../../../docs/protocol.md");
@@ -192,6 +195,7 @@ fn the_limits_are_those_of_the_page() {
         ("FAILURE_TEXT_BYTES_MAX", FAILURE_TEXT_BYTES_MAX as u64),
         ("CATALOG_ENTRIES_MAX", CATALOG_ENTRIES_MAX as u64),
         ("TASK_TIMES_MAX", TASK_TIMES_MAX as u64),
+        ("CHANNEL_SUMMARIES_MAX", CHANNEL_SUMMARIES_MAX as u64),
         ("LINK_CHANNELS_MAX", u64::from(weir_flow::link::LINK_CHANNELS_MAX)),
         ("PEER_PARTITIONS_MAX", weir_flow::catalog::PEER_PARTITIONS_MAX as u64),
         ("PEER_GATES_MAX", weir_flow::catalog::PEER_GATES_MAX as u64),
@@ -417,27 +421,106 @@ fn the_bodies_of_control_links_are_those_of_the_page() {
         fields.extend(names_of_words_and_map());
         compare("GateEntry", &gate(wants, state), &fields);
     }
+}
 
+#[test]
+fn what_tasks_and_channels_did_is_told_as_the_page_says() {
+    let shares = |number: u16| TaskShares { idle: number, busy: 100, soft: 200, hard: 700 - number };
+    let windows = [shares(1), shares(2), shares(3)];
+    let total_ns = [0x0807_0605_0403_0201, 0x1817_1615_1413_1211, 0x2827_2625_2423_2221, u64::MAX];
     let times = TaskTimes {
         task: "map".parse().unwrap(),
-        idle_ns: 0x0807_0605_0403_0201,
-        busy_ns: 0x1817_1615_1413_1211,
-        soft_ns: 0x2827_2625_2423_2221,
-        hard_ns: 0x3837_3635_3433_3231,
+        instance: 0x5857_5655_5453_5251,
+        index: Some(0x0203),
+        windows,
+        total_ns,
+        process: ProcessTimes { ran: Some(0x0102_0304), waited: None, busy: 0x0506_0708 },
+    };
+    let summary = ChannelSummary {
+        exchange: "words".parse().unwrap(),
+        producer: ProducerIndex(0x0403_0201),
+        consumer: ConsumerIndex(0x1413_1211),
+        side: Side::Receive,
+        send_stalled: [1, 2, 3, 4, 5, 6, 7],
+        emit_stalled: [8, 9, 10, 11, 12, 13, 1000],
+        bytes: 0x0807_0605_0403_0201,
+        records: 0x1817_1615_1413_1211,
+        queued_bytes: 0x2827_2625_2423_2221,
+        backlog: 0x3433_3231,
+        credit: 0x4443_4241,
+        pool_usage: Some(0x0102),
+        exclusive_usage: None,
+        floating_usage: Some(0x0304),
+        shard_ran: Some(0x0201),
+        shard_waited: None,
+    };
+    let stats = Stats {
+        read_at_ns: 0x4847_4645_4443_4241,
+        is_last: true,
+        tasks_left_out: 0x0605_0403,
+        channels_left_out: 0x1615_1413,
+        tasks: vec![times.clone()],
+        channels: vec![summary.clone()],
+    };
+    let body = body_of(&Message::Stats { stats: stats.clone() });
+    let (head, items) = body.split_at(21);
+    let (tasks, channels) = items.split_at(81 + 3);
+    let fields = [
+        field("read at ns", stats.read_at_ns.to_le_bytes()),
+        field("is last", [1]),
+        field("tasks left out", stats.tasks_left_out.to_le_bytes()),
+        field("channels left out", stats.channels_left_out.to_le_bytes()),
+        field("tasks", [1, 0]),
+        field("channels", [1, 0]),
+    ];
+    compare("Stats", head, &fields);
+    let numbers =
+        |numbers: &[u16]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let window = |at: usize| {
+        let TaskShares { idle, busy, soft, hard } = windows[at];
+        numbers(&[idle, busy, soft, hard])
     };
     let fields = [
-        field("idle ns", times.idle_ns.to_le_bytes()),
-        field("busy ns", times.busy_ns.to_le_bytes()),
-        field("soft ns", times.soft_ns.to_le_bytes()),
-        field("hard ns", times.hard_ns.to_le_bytes()),
+        field("instance", times.instance.to_le_bytes()),
+        field("index", 0x0203_u32.to_le_bytes()),
+        field("second", window(0)),
+        field("ten seconds", window(1)),
+        field("minute", window(2)),
+        field("totals", total_ns.map(u64::to_le_bytes).concat()),
+        field("ran", 0x0102_0304_u32.to_le_bytes()),
+        field("waited", u32::MAX.to_le_bytes()),
+        field("process busy", times.process.busy.to_le_bytes()),
         field("name bytes", [3]),
         field("task", "map"),
     ];
-    let read_at_ns = 0x4847_4645_4443_4241;
-    let body = body_of(&Message::Stats { stats: Stats { read_at_ns, tasks: vec![times] } });
-    let (head, tasks) = body.split_at(10);
-    compare("Stats", head, &[field("read at ns", read_at_ns.to_le_bytes()), field("tasks", [1, 0])]);
     compare("TaskTimes", tasks, &fields);
+    let fields = [
+        field("producer", summary.producer.0.to_le_bytes()),
+        field("consumer", summary.consumer.0.to_le_bytes()),
+        field("side", [2]),
+        field("send stalls", numbers(&summary.send_stalled)),
+        field("emit stalls", numbers(&summary.emit_stalled)),
+        field("bytes", summary.bytes.to_le_bytes()),
+        field("records", summary.records.to_le_bytes()),
+        field("queued bytes", summary.queued_bytes.to_le_bytes()),
+        field("backlog", summary.backlog.to_le_bytes()),
+        field("credit", summary.credit.to_le_bytes()),
+        field("pool usage", 0x0102_u16.to_le_bytes()),
+        field("exclusive usage", u16::MAX.to_le_bytes()),
+        field("floating usage", 0x0304_u16.to_le_bytes()),
+        field("shard ran", 0x0201_u16.to_le_bytes()),
+        field("shard waited", u16::MAX.to_le_bytes()),
+        field("name bytes", [5]),
+        field("exchange", "words"),
+    ];
+    compare("ChannelSummary", channels, &fields);
+}
+
+/// The page names the causes in the order of their bytes.
+#[test]
+fn stalls_are_listed_in_the_order_of_the_page() {
+    let causes = Cause::ALL.map(Cause::as_str).join(", ");
+    assert!(PAGE.contains(&format!("2 bytes for each cause: {causes}.")), "{causes}");
 }
 
 #[test]
@@ -470,7 +553,8 @@ fn the_bounds_of_bodies_are_the_sums_of_their_fields() {
     for entry in ["PartitionEntry", "GateEntry"] {
         assert!(longest("Catalog", entry, CATALOG_ENTRIES_MAX) <= u64::from(CONTROL_BYTES_MAX));
     }
-    assert!(longest("Stats", "TaskTimes", TASK_TIMES_MAX) <= u64::from(CONTROL_BYTES_MAX));
+    let channels = bounds("ChannelSummary").1 * CHANNEL_SUMMARIES_MAX as u64;
+    assert!(longest("Stats", "TaskTimes", TASK_TIMES_MAX) + channels <= u64::from(CONTROL_BYTES_MAX));
 }
 
 #[test]
@@ -514,6 +598,7 @@ fn every_table_with_a_mark_is_compared() {
         "body: LinkResume",
         "body: Stats",
         "body: TaskTimes",
+        "body: ChannelSummary",
         "body: Ping",
         "body: Pong",
         "body: Goodbye",

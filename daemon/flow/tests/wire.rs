@@ -5,12 +5,15 @@ use proptest::prelude::*;
 use weir_flow::exchange::{Name, PARALLELISM_MAX, STRATEGIES, Shape};
 use weir_flow::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::stall::CAUSES;
+use weir_flow::stats::Side;
 use weir_flow::wants::GateWants;
 use weir_flow::wire::{
-    CATALOG_ENTRIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, EVENT_BYTES_MAX, Flags, FrameReader,
-    FrameType, GateEntry, GateState, HANDSHAKE_DOMAIN, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message,
-    OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role, Scope, Stats,
-    TASK_TIMES_MAX, TaskTimes, WireError, decode, encode, handshake_transcript,
+    CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, ChannelSummary,
+    EVENT_BYTES_MAX, Flags, FrameReader, FrameType, GateEntry, GateState, HANDSHAKE_DOMAIN, HEADER_BYTES,
+    Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState,
+    ProcessTimes, Resume, Role, SECOND_MS, Scope, Stats, TASK_TIMES_MAX, TaskShares, TaskTimes, WireError,
+    decode, encode, handshake_transcript,
 };
 
 fn name() -> impl Strategy<Value = Name> {
@@ -101,12 +104,81 @@ fn entry() -> impl Strategy<Value = CatalogEntry> {
     ]
 }
 
+/// What a second was spent on: nothing that is known, or all of it.
+fn shares() -> impl Strategy<Value = TaskShares> {
+    (any::<bool>(), 0..=SECOND_MS, 0..=SECOND_MS, 0..=SECOND_MS).prop_map(
+        |(is_full, first, second, third)| {
+            if !is_full {
+                return TaskShares::default();
+            }
+            let mut cuts = [first, second, third];
+            cuts.sort_unstable();
+            let [first, second, third] = cuts;
+            TaskShares { idle: first, busy: second - first, soft: third - second, hard: SECOND_MS - third }
+        },
+    )
+}
+
+fn times() -> impl Strategy<Value = TaskTimes> {
+    let index = proptest::option::of(0..PARALLELISM_MAX);
+    let process = (proptest::option::of(0..u32::MAX), proptest::option::of(0..u32::MAX), any::<u32>())
+        .prop_map(|(ran, waited, busy)| ProcessTimes { ran, waited, busy });
+    (name(), any::<u64>(), index, [shares(), shares(), shares()], any::<[u64; 4]>(), process).prop_map(
+        |(task, instance, index, windows, total_ns, process)| TaskTimes {
+            task,
+            instance,
+            index,
+            windows,
+            total_ns,
+            process,
+        },
+    )
+}
+
+fn summary() -> impl Strategy<Value = ChannelSummary> {
+    let stalls = || [(); CAUSES].map(|()| 0..=SECOND_MS);
+    let usages = || [(); 3].map(|()| proptest::option::of(0..u16::MAX));
+    let place = (name(), any::<[u32; 4]>(), any::<bool>());
+    let shard = [(); 2].map(|()| proptest::option::of(0..=SECOND_MS));
+    (place, stalls(), stalls(), any::<[u64; 3]>(), (usages(), shard)).prop_map(
+        |((exchange, numbers, is_send), send_stalled, emit_stalled, rates, (usages, shard))| {
+            let ([bytes, records, queued_bytes], [shard_ran, shard_waited]) = (rates, shard);
+            let [producer, consumer, backlog, credit] = numbers;
+            let [pool_usage, exclusive_usage, floating_usage] = usages;
+            ChannelSummary {
+                exchange,
+                producer: ProducerIndex(producer),
+                consumer: ConsumerIndex(consumer),
+                side: if is_send { Side::Send } else { Side::Receive },
+                send_stalled,
+                emit_stalled,
+                bytes,
+                records,
+                queued_bytes,
+                backlog,
+                credit,
+                pool_usage,
+                exclusive_usage,
+                floating_usage,
+                shard_ran,
+                shard_waited,
+            }
+        },
+    )
+}
+
 fn stats() -> impl Strategy<Value = Stats> {
-    let times = (name(), any::<[u64; 4]>()).prop_map(|(task, [idle_ns, busy_ns, soft_ns, hard_ns])| {
-        TaskTimes { task, idle_ns, busy_ns, soft_ns, hard_ns }
-    });
-    (any::<u64>(), proptest::collection::vec(times, 0..8))
-        .prop_map(|(read_at_ns, tasks)| Stats { read_at_ns, tasks })
+    let lists = (proptest::collection::vec(times(), 0..6), proptest::collection::vec(summary(), 0..6));
+    (any::<u64>(), any::<bool>(), any::<[u32; 2]>(), lists).prop_map(
+        |(read_at_ns, is_last, [tasks_left_out, channels_left_out], (tasks, channels))| Stats {
+            read_at_ns,
+            is_last,
+            tasks_left_out,
+            channels_left_out,
+            tasks,
+            channels,
+        },
+    )
 }
 
 /// Any message of a channel; a third of the types each, to stay within what one `prop_oneof` can hold.
@@ -508,11 +580,89 @@ fn the_longest_catalog_and_stats_fit_into_a_frame_and_more_is_refused() {
     let refused = parse(&frame(&catalog(CATALOG_ENTRIES_MAX + 1))).unwrap_err();
     assert_eq!(refused.to_string(), "catalog entries is 257; needed: at most 256");
 
-    let times = TaskTimes { task: longest, idle_ns: 0, busy_ns: 0, soft_ns: 0, hard_ns: 0 };
-    let stats = |count| Message::Stats { stats: Stats { read_at_ns: 0, tasks: vec![times.clone(); count] } };
-    assert_eq!(parse(&frame(&stats(TASK_TIMES_MAX))), Ok(stats(TASK_TIMES_MAX)));
-    let refused = parse(&frame(&stats(TASK_TIMES_MAX + 1))).unwrap_err();
-    assert_eq!(refused.to_string(), "tasks is 513; needed: at most 512");
+    let times = TaskTimes { task: longest.clone(), ..example_times() };
+    let summary = ChannelSummary { exchange: longest, ..example_summary() };
+    let stats = |tasks, channels| {
+        let (tasks, channels) = (vec![times.clone(); tasks], vec![summary.clone(); channels]);
+        Message::Stats { stats: Stats { tasks, channels, ..Stats::default() } }
+    };
+    let most = stats(TASK_TIMES_MAX, CHANNEL_SUMMARIES_MAX);
+    assert_eq!(parse(&frame(&most)), Ok(most));
+    let refused = parse(&frame(&stats(TASK_TIMES_MAX + 1, 0))).unwrap_err();
+    assert_eq!(refused.to_string(), "tasks is 129; needed: at most 128");
+    let refused = parse(&frame(&stats(0, CHANNEL_SUMMARIES_MAX + 1))).unwrap_err();
+    assert_eq!(refused.to_string(), "channels is 257; needed: at most 256");
+}
+
+fn example_times() -> TaskTimes {
+    let second = TaskShares { idle: 100, busy: 200, soft: 300, hard: 400 };
+    TaskTimes {
+        task: "map".parse().unwrap(),
+        instance: 7,
+        index: Some(1),
+        windows: [second, second, TaskShares::default()],
+        total_ns: [1, 2, 3, 4],
+        process: ProcessTimes { ran: Some(150), waited: None, busy: 200 },
+    }
+}
+
+fn example_summary() -> ChannelSummary {
+    ChannelSummary {
+        exchange: "words".parse().unwrap(),
+        producer: ProducerIndex(1),
+        consumer: ConsumerIndex(2),
+        side: Side::Send,
+        send_stalled: [0; CAUSES],
+        emit_stalled: [0; CAUSES],
+        bytes: 5,
+        records: 6,
+        queued_bytes: 7,
+        backlog: 8,
+        credit: 9,
+        pool_usage: Some(1250),
+        exclusive_usage: None,
+        floating_usage: None,
+        shard_ran: Some(1000),
+        shard_waited: None,
+    }
+}
+
+/// Times and stalls that no second can hold, and each choice that there is not.
+#[test]
+fn what_no_second_can_hold_is_refused() {
+    let message = Message::Stats {
+        stats: Stats { tasks: vec![example_times()], channels: vec![example_summary()], ..Stats::default() },
+    };
+    let (head, task) = (21, 81 + 3);
+    let cases: [(usize, &[u8], &str); 14] = [
+        (8, &[2], "end of the reading is 2; needed: 0 or 1"),
+        (head + 8, &[0, 16, 0, 0], "index is 4096; needed: below 4096, or 4294967295 (none)"),
+        (head + 12, &[0xE9, 3], "idle time is 1001; needed: at most 1000"),
+        (head + 14, &[0xFF, 0xFF], "busy time is 65535; needed: at most 1000"),
+        (head + 16, &[0xE9, 3], "soft time is 1001; needed: at most 1000"),
+        (head + 18, &[0xE9, 3], "hard time is 1001; needed: at most 1000"),
+        (head + 12, &[101, 0], "times of a window is 1001; needed: 0 or 1000 in all"),
+        (head + 28, &[1, 0], "times of a window is 1; needed: 0 or 1000 in all"),
+        (head + task + 8, &[3], "side is 3; needed: 1 (send) or 2 (receive)"),
+        (head + task + 9, &[0xE9, 3], "send stall is 1001; needed: at most 1000"),
+        (head + task + 21, &[0xFF, 0xFF], "send stall is 65535; needed: at most 1000"),
+        (head + task + 35, &[0xE9, 3], "emit stall is 1001; needed: at most 1000"),
+        (head + task + 75, &[0xE9, 3], "shard ran is 1001; needed: at most 1000, or 65535 (not known)"),
+        (
+            head + task + 77,
+            &[0xFE, 0xFF],
+            "shard waited is 65534; needed: at most 1000, or 65535 (not known)",
+        ),
+    ];
+    for (at, bytes, text) in cases {
+        let changed = with_body(&message, |body| body[at..at + bytes.len()].copy_from_slice(bytes));
+        assert_eq!(parse(&changed).unwrap_err().to_string(), text);
+    }
+    // A count that promises more than there is.
+    for at in [17, 19] {
+        let refused = parse(&with_body(&message, |body| body[at] += 1)).unwrap_err();
+        assert!(matches!(refused, WireError::Truncated { .. } | WireError::Field { .. }), "{refused}");
+    }
 }
 
 /// Each number of a gate's entry that leaves something open, and the next one, which says nothing.

@@ -25,6 +25,9 @@
 //! failure           576  ← word 0: bytes of the text, then the text; valid once a `Failed` entry was taken
 //! subpartition cells     ← 64 each: credit, sent segments, acked bytes, consumed bytes, events done,
 //!                          not 0 = its consumer is gone, 2 spare
+//! wait cell         128  → sequence, what is waited for (kind | subpartition << 32), since (ns), last subpartition;
+//!                          time (ns) and number of waits for the pool, for any, for the ring; 6 spare (`wait_cell`)
+//! wait cells             → 32 for each subpartition: time and number of waits at its quota, at its event window
 //! event slots            → 64 of 1 KiB, from the next page on
 //! ```
 //! **Gate** (kind 2)
@@ -66,7 +69,7 @@ use crate::signal::{DIRTY_WORDS, RINGS_MAX};
 /// First word of every memfd: `WEIR-IPC` in little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"WEIR-IPC");
 /// Version of everything on this page. Two sides of different versions do not attach.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Event slots of a partition, and of a gate.
 pub const EVENT_SLOTS: u32 = 64;
@@ -94,6 +97,10 @@ const PAGE_BYTES: usize = 4096;
 
 /// Bytes of one subpartition cell.
 pub(crate) const SUBPARTITION_CELL_BYTES: usize = 64;
+/// Bytes of a partition's wait cell.
+pub(crate) const WAIT_CELL_BYTES: usize = 128;
+/// Bytes of one subpartition's wait cell.
+pub(crate) const SUBPARTITION_WAIT_CELL_BYTES: usize = 32;
 /// Bytes of one task cell.
 pub(crate) const TASK_CELL_BYTES: usize = 64;
 
@@ -208,6 +215,8 @@ pub(crate) struct PartitionPlaces {
     pub(crate) returns: RingPlace,
     pub(crate) failure: Place,
     pub(crate) cells: Place,
+    pub(crate) wait_cell: Place,
+    pub(crate) wait_cells: Place,
     pub(crate) slots: Place,
 }
 
@@ -223,10 +232,23 @@ impl PartitionLayout {
         let returns = planner.ring((self.segments + 2).next_power_of_two());
         let failure = planner.place(FAILURE_CELL_BYTES);
         let cells = planner.place(SUBPARTITION_CELL_BYTES * self.subpartitions as usize);
+        let wait_cell = planner.place(WAIT_CELL_BYTES);
+        let wait_cells = planner.place(SUBPARTITION_WAIT_CELL_BYTES * self.subpartitions as usize);
         let (allocated, slots) = (planner.bytes(), planner.slots());
         let (kind, bytes) = (Kind::Partition, planner.bytes());
         let header = Header { kind, bytes, allocated, first: self.segments, second: self.subpartitions };
-        Ok(PartitionPlaces { header, waits, events_taken, submit, returns, failure, cells, slots })
+        Ok(PartitionPlaces {
+            header,
+            waits,
+            events_taken,
+            submit,
+            returns,
+            failure,
+            cells,
+            wait_cell,
+            wait_cells,
+            slots,
+        })
     }
 }
 

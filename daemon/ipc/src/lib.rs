@@ -2,7 +2,7 @@
 //!
 //! **Owns**: the layout of every shared memfd ([`layout`]), the rings in them ([`ring`]), the two ends of a
 //! partition's and a gate's memory ([`partition_port`], [`gate_port`]), the session page with its doorbells
-//! ([`session`]), task cells ([`task_cell`]), a client's mappings of regions ([`region`]) and the messages of the
+//! ([`session`]), task cells ([`task_cell`]), cells of waits ([`wait_cell`]), a client's mappings of regions ([`region`]) and the messages of the
 //! attach socket ([`attach`]). Everything of the daemon's end is called *endpoint*, everything of the client's end
 //! *port*.
 //!
@@ -53,6 +53,7 @@ pub mod signal;
 #[cfg(not(loom))]
 mod slots;
 pub mod task_cell;
+pub mod wait_cell;
 mod words;
 
 #[cfg(not(loom))]

@@ -27,6 +27,7 @@ use crate::ring::{Consumer, CursorNames, Producer};
 use crate::session::SessionPort;
 use crate::signal::{WaitView, Waiter, Waker};
 use crate::slots::{EventSlots, FailureCell};
+use crate::wait_cell::{WaitCell, WaitCellReader, WaitKind};
 use crate::words::Words;
 
 const SUBMIT: CursorNames = CursorNames { tail: "submit.tail", head: "submit.head" };
@@ -83,6 +84,7 @@ pub struct PartitionEndpoint {
     slots: EventSlots,
     failure: FailureCell,
     cells: Words,
+    waits: WaitCellReader,
     events_taken: Words,
     taken: u64,
     /// Events taken, for each subpartition.
@@ -108,6 +110,7 @@ impl PartitionEndpoint {
             slots: EventSlots::new(memory.words(places.slots)?),
             failure: FailureCell::new(memory.words(failure_place(places.failure, 0))?),
             cells: memory.words(places.cells)?,
+            waits: WaitCellReader::new(memory.words(places.wait_cell)?, memory.words(places.wait_cells)?),
             events_taken: memory.words(places.events_taken)?,
             taken: 0,
             taken_of: vec![0; layout.subpartitions as usize],
@@ -185,6 +188,12 @@ impl PartitionEndpoint {
         }
     }
 
+    /// What the client says of its waits.
+    #[must_use]
+    pub fn waits(&self) -> &WaitCellReader {
+        &self.waits
+    }
+
     /// Makes every return pushed visible and says whether the client may sleep: then ring it once
     /// ([`crate::session::SessionEndpoint::ring_client`]). Call it once in each turn that pushed, published or took
     /// events.
@@ -205,6 +214,7 @@ pub struct PartitionPort {
     slots: EventSlots,
     failure: FailureCell,
     cells: Words,
+    waits: WaitCell,
     events_taken: Words,
     events_written: u64,
 }
@@ -235,6 +245,7 @@ impl PartitionPort {
             slots: EventSlots::new(memory.words(places.slots)?),
             failure: FailureCell::new(memory.words(failure_place(places.failure, 0))?),
             cells: memory.words(places.cells)?,
+            waits: WaitCell::new(memory.words(places.wait_cell)?, memory.words(places.wait_cells)?),
             events_taken: memory.words(places.events_taken)?,
             events_written: 0,
         })
@@ -329,6 +340,17 @@ impl PartitionPort {
     pub fn is_gone(&self, subpartition: u32) -> bool {
         // Acquire: pairs with the Release store in `PartitionEndpoint::publish`, after the numbers of the same cell.
         self.cells.load(subpartition as usize * CELL_WORDS + GONE_WORD, Ordering::Acquire) != 0
+    }
+
+    /// The client cannot go on for want of this, from `now_ns` on, in nanoseconds of CLOCK_MONOTONIC. Tells the daemon; it
+    /// wakes nobody.
+    pub fn begin_wait(&mut self, kind: WaitKind, now_ns: u64) {
+        self.waits.begin(kind, now_ns);
+    }
+
+    /// The client goes on.
+    pub fn end_wait(&mut self, now_ns: u64) {
+        self.waits.end(now_ns);
     }
 
     /// Says that the client is about to sleep. It must look again at everything that it waits for ([`Self::pop`],

@@ -26,6 +26,7 @@ use loom::thread;
 use weir_ipc::ring::{self, Consumer, Entry, Producer};
 use weir_ipc::signal;
 use weir_ipc::task_cell::{self, TaskState};
+use weir_ipc::wait_cell::{self, WaitKind};
 
 fn entry(number: u64) -> Entry {
     [number, number + 100, number + 200, number + 300]
@@ -227,6 +228,22 @@ fn no_snapshot_is_torn() {
         if let Some(times) = reader.read(0).unwrap() {
             let parts = (times.state, times.since_ns, times.total_ns);
             let written = [(TaskState::Busy, 0, [0; 4]), (TaskState::Hard, 10, [0, 10, 0, 0])];
+            assert!(written.contains(&parts), "{parts:?}");
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// In a snapshot a wait either goes on or is in its total, and no part is from another.
+#[test]
+fn no_snapshot_of_waits_is_torn() {
+    model(2, || {
+        let (mut cell, reader) = wait_cell::private(1).unwrap();
+        cell.begin(WaitKind::Quota(0), 10);
+        let writer = thread::spawn(move || cell.begin(WaitKind::Pool, 25));
+        if let Some(waits) = reader.read(0).unwrap() {
+            let parts = (waits.open, waits.quota.ns, waits.quota.count);
+            let written = [(Some((WaitKind::Quota(0), 10)), 0, 0), (Some((WaitKind::Pool, 25)), 15, 1)];
             assert!(written.contains(&parts), "{parts:?}");
         }
         writer.join().unwrap();

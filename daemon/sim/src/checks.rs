@@ -10,7 +10,7 @@ use crate::coverage::{Coverage, Mark};
 use crate::line::Line;
 use crate::model::ChannelKey;
 use crate::plan::Timing;
-use crate::producer::Producer;
+use crate::producer::{Cell, Producer};
 use crate::world::World;
 
 impl World {
@@ -143,8 +143,15 @@ impl World {
                     let Some(view) = node.shard.subpartition_view(*id, number) else { continue };
                     let taken = node.events_taken.get(&(*id, number)).copied().unwrap_or_default();
                     let events_done = taken - u64::from(view.events_in_flight);
-                    let found = (cell.sent_segments, cell.events_done, cell.is_gone);
-                    if found != (view.sent_segments, events_done, view.is_gone) {
+                    let needed = Cell {
+                        credit: view.credit,
+                        sent_segments: view.sent_segments,
+                        acked_bytes: view.acked_bytes,
+                        consumed_bytes: view.consumed_bytes,
+                        events_done,
+                        is_gone: view.is_gone,
+                    };
+                    if *cell != needed {
                         return Err(format!("{producer}: was told {cell:?} of {number}; it is {view:?}"));
                     }
                 }

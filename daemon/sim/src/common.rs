@@ -40,8 +40,9 @@ impl Common {
     /// What a run starts with.
     #[must_use]
     pub fn new(mut rng: Rng, model: Model, trace: bool, wanted: Sabotage) -> Self {
-        // Resuming is rare enough to be spoilt soon.
-        let opportunities = rng.below(if Sabotage::RULES.contains(&wanted) { 3 } else { 20 });
+        // Resuming, and a consumer without room, are rare enough to be spoilt soon.
+        let is_rare = Sabotage::RULES.contains(&wanted) || Sabotage::CHOICES.contains(&wanted);
+        let opportunities = rng.below(if is_rare { 3 } else { 20 });
         Self {
             rng,
             model,

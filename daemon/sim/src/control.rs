@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ConsumerIndex, GateId, Incarnation, PartitionId, ProducerIndex, ProducerLife};
-use weir_flow::shard::{GateSpec, LinkSpec, PartitionSpec};
+use weir_flow::shard::{GateSpec, LinkSpec, PartitionSpec, PoolShares};
 use weir_flow::stats::Side;
 
 use crate::checks::channel_key;
@@ -332,6 +332,7 @@ impl World {
             shape: exchange.shape,
             incarnation: incarnation(position),
             segments: producer.segments(),
+            pool: PoolShares::default(),
             continue_without: exchange.continue_without,
         };
         let id = nodes[node].shard.handle_partition(spec, common.now);

@@ -237,6 +237,26 @@ marks! {
     FinishedWithout => "finished without a lost consumer",
     /// A producer failed with its link although its consumer has everything.
     LostButDelivered => "link lost though everything was delivered",
+    /// A producer left a consumer out since it had too much to do.
+    LeftOutSlow => "consumer left out for what it has to do",
+    /// A producer left a consumer out since it had no credit and its quota was used.
+    LeftOutFull => "consumer left out without credit",
+    /// A producer went on to another consumer since a record would have waited.
+    LeftOutBlocked => "consumer left out by a record that would wait",
+    /// A consumer that was left out for what it had to do got records again.
+    BackSlow => "slow consumer back again",
+    /// A consumer that had no credit and had used its quota got records again.
+    BackFull => "consumer without credit back again",
+    /// A producer had left out all its consumers, and waited.
+    AllLeftOut => "all consumers left out",
+    /// It waited though some had room, since those had too much to do.
+    WaitedForTurn => "waited beside slow consumers that had room",
+    /// A consumer was lost in the middle of a record, which went to another one.
+    TakenElsewhere => "record of a lost consumer sent to another",
+    /// A long record waited in a consumer that had nothing, since nobody could have taken it without a wait.
+    LongWaited => "record longer than any room waited",
+    /// A producer had nothing left to send while one of its consumers was stopped.
+    WentOnBesideStopped => "all records sent beside a stopped consumer",
     /// One consumer of a broadcast had acknowledged more than a segment beyond another.
     BroadcastApart => "broadcast consumers a segment apart",
     /// One had acknowledged data before another had attached.

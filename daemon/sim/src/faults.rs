@@ -195,11 +195,17 @@ pub enum Sabotage {
     ReadOldSocket,
     /// A segment that several consumers read comes back when the first of them has it.
     FreeShared,
+    /// A consumer that adaptive selection has left out never comes back.
+    NeverBack,
+    /// Adaptive selection does not ask for credit: it goes in turn, and waits for whose turn it is.
+    IgnoreCredit,
+    /// A record goes to another consumer than its key names, since that one has no room.
+    MoveKey,
 }
 
 impl Sabotage {
     /// Every kind of defect.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::FlipPayloadByte,
         Self::FlipHeaderByte,
         Self::LoseGiveBack,
@@ -219,7 +225,13 @@ impl Sabotage {
         Self::FreeUnacked,
         Self::ReadOldSocket,
         Self::FreeShared,
+        Self::NeverBack,
+        Self::IgnoreCredit,
+        Self::MoveKey,
     ];
+
+    /// Those that make a producer choose the wrong consumer.
+    pub const CHOICES: [Self; 3] = [Self::NeverBack, Self::IgnoreCredit, Self::MoveKey];
 
     /// Those that are put in by telling a core something else than what arrived.
     pub const RULES: [Self; 8] = [

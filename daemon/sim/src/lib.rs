@@ -16,6 +16,7 @@
 //! Everything the judges say is a [`world::Finding`] with the command that replays it. [`faults::Sabotage`] puts
 //! defects in on purpose, some of them with `tamper`, so that a test can demand that they are found.
 
+pub mod adapting;
 pub mod assembling;
 pub mod book;
 pub mod checks;

@@ -2,6 +2,7 @@
 //! before the first step.
 
 use weir_flow::exchange::{Name, Shape, Strategy};
+use weir_flow::ids::ProducerIndex;
 use weir_flow::limits::Limits;
 
 use crate::faults::Faults;
@@ -47,6 +48,8 @@ pub struct ProducerPlan {
     pub events: u32,
     /// Whether it goes on with other consumers when one has no room, where the strategy lets it choose the record.
     pub skips: bool,
+    /// Whether it leaves consumers out that do not keep up, where they are interchangeable and it has several.
+    pub adaptive: bool,
     /// How much it does in relation to others.
     pub weight: u32,
     /// The step at which it is killed.
@@ -131,6 +134,33 @@ pub struct Plan {
     pub steps: u64,
 }
 
+/// Of a thousand producers that could choose adaptively, how many do.
+const ADAPTIVE_PER_MILLE: u32 = 600;
+
+/// Names the numbers that say which.
+const ADAPTIVE: u64 = 0xada9;
+
+impl ExchangePlan {
+    /// Something may be wrong with one of the consumers.
+    fn hold_one_up(&mut self, rng: &mut Rng, steps: u64) {
+        let position = rng.index(self.consumers.len());
+        let Some(consumer) = self.consumers.get_mut(position) else { return };
+        match rng.below(6) {
+            0 => consumer.weight = 1,
+            1 => {
+                let from = rng.below(steps);
+                consumer.pause = Some((from, from + steps / 4 + rng.below(steps / 2 + 1)));
+            }
+            2 => consumer.stopped = true,
+            3 => {
+                consumer.dies_at = Some(rng.below(steps));
+                self.continue_without = true;
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The name of exchange number `position`.
 #[must_use]
 pub fn exchange_name(position: usize) -> Name {
@@ -164,7 +194,7 @@ impl Plan {
         let exchanges = (0..rng.range(1, 4) as usize)
             .map(|position| draw_exchange(rng, position, &limits, shards.len(), steps, deadly))
             .collect();
-        Self {
+        let mut plan = Self {
             limits,
             shards,
             exchanges,
@@ -176,6 +206,23 @@ impl Plan {
                 _ => rng.pick(&[2_000, 20_000, 200_000, 2_000_000]),
             },
             steps,
+        };
+        plan.draw_adaptive(&mut rng.clone().fork(ADAPTIVE));
+        plan
+    }
+
+    /// Which producers choose adaptively. Drawn from numbers of its own, so that a seed without such producers does what
+    /// it would do if there were none at all.
+    fn draw_adaptive(&mut self, rng: &mut Rng) {
+        for exchange in &mut self.exchanges {
+            let shape = exchange.shape;
+            for (index, producer) in (0..).map(ProducerIndex).zip(&mut exchange.producers) {
+                let has_choice = shape.strategy.has_interchangeable_consumers() && shape.builders(index) > 1;
+                producer.adaptive = rng.chance(ADAPTIVE_PER_MILLE) && has_choice;
+            }
+            if exchange.producers.iter().any(|producer| producer.adaptive) {
+                exchange.hold_one_up(rng, self.steps);
+            }
         }
     }
 
@@ -306,6 +353,7 @@ fn draw_producer(
         lengths,
         events: rng.pick(&[0, 10, 100, 400]),
         skips: rng.chance(500),
+        adaptive: false,
         weight: rng.pick(&[1, 4, 16]),
         dies_at: (deadly && rng.chance(250)).then(|| rng.below(steps)),
         lies_at: (deadly && rng.chance(100)).then(|| rng.below(steps)),

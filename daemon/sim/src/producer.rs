@@ -1,6 +1,8 @@
 //! A producer as a client that keeps the rules: it owns a partition pool, writes records into segments of its
 //! region, hands over slices, and believes only what the daemon publishes.
 
+mod adapted;
+mod contents;
 mod leaving;
 
 use std::collections::VecDeque;
@@ -11,9 +13,9 @@ use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::Failure;
 use weir_flow::ids::{PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex};
 use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec, Unavailable};
-use weir_flow::record::RecordWriter;
 use weir_flow::shard::{PartitionUpdate, Submission};
 
+use crate::adapting::Adapting;
 use crate::common::Common;
 use crate::coverage::Mark;
 use crate::faults::Sabotage;
@@ -23,6 +25,7 @@ use crate::plan::{Plan, ProducerPlan, Records};
 use crate::rng::Rng;
 use crate::selecting::Selecting;
 use crate::trace;
+use contents::frame;
 
 /// How far a producer has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +47,16 @@ pub enum State {
 }
 
 /// What the daemon publishes for one subpartition; the client reads it whenever it likes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
+    /// Segments that its channel may still open at the receiver.
+    pub credit: u32,
     /// Segments that left the queue.
     pub sent_segments: u64,
+    /// Bytes that reached the consumer's receive region.
+    pub acked_bytes: u64,
+    /// Bytes that the consumer gave back.
+    pub consumed_bytes: u64,
     /// Events that were taken and consumed.
     pub events_done: u64,
     /// Its consumer is lost.
@@ -76,8 +85,11 @@ struct Builder {
 #[derive(Debug)]
 struct Pending {
     subpartition: usize,
+    content: Content,
     bytes: Vec<u8>,
     at: usize,
+    /// With adaptive selection: too long for the room that any consumer had.
+    is_long: bool,
 }
 
 /// One producer.
@@ -117,6 +129,9 @@ pub struct Producer {
     pending: Option<Pending>,
     events: Vec<u64>,
     selecting: Selecting,
+    adapting: Option<Adapting>,
+    /// With adaptive selection: a record that waits until any consumer can take it.
+    waiting: Option<Content>,
     left_to_send: u64,
     number: u64,
     ends_given: usize,
@@ -144,6 +159,7 @@ impl Producer {
             overdraft: limits.overdraft,
         };
         let count = builders as usize;
+        let seed = rng.draw();
         Ok(Self {
             key,
             plan: producer.clone(),
@@ -165,7 +181,9 @@ impl Producer {
             builders: vec![None; count],
             pending: None,
             events: vec![0; count],
-            selecting: Selecting::new(&shape, ProducerIndex(key.producer), rng.draw())?,
+            selecting: Selecting::new(&shape, ProducerIndex(key.producer), seed)?,
+            adapting: producer.adaptive.then(|| Adapting::new(seed, builders)),
+            waiting: None,
             left_to_send: producer.records,
             number: 0,
             ends_given: 0,
@@ -294,8 +312,8 @@ impl Producer {
             if let Some(key) = channels.find(|key| !common.model.may_fail(*key)) {
                 return Err(format!("{key}: its consumer is said to be lost, with nothing that explains it"));
             }
-            if self.pending.as_ref().is_some_and(|pending| pending.subpartition == subpartition) {
-                self.pending = None;
+            if let Some(pending) = self.pending.take_if(|pending| pending.subpartition == subpartition) {
+                self.take_elsewhere(subpartition, pending.content, common);
             }
             if self.builders[subpartition].is_some() {
                 progress = true;
@@ -315,7 +333,9 @@ impl Producer {
             if self.rng.chance(50) {
                 self.flush_some(common)?;
             }
-            return self.write(common);
+            let progress = self.write(common)?;
+            self.check_waits(common)?;
+            return Ok(progress);
         }
         if self.left_to_send == 0 {
             return self.finish(common);
@@ -335,33 +355,21 @@ impl Producer {
         self.begin_record(common)
     }
 
-    fn record_bytes(&mut self) -> u32 {
-        let segment = u64::from(self.shape.segment_bytes);
-        let bytes = match self.plan.lengths {
-            Records::Trickle => self.rng.below(64),
-            Records::Small => self.rng.below(400),
-            Records::Mixed if self.rng.chance(50) => self.rng.below(4 * segment),
-            Records::Mixed => self.rng.small(segment) - 1,
-            Records::Long => segment / 2 + self.rng.below(2 * segment),
-        };
-        bytes as u32
-    }
-
     fn begin_record(&mut self, common: &mut Common) -> Result<bool, String> {
+        let is_any_there = (0..self.cells.len()).any(|subpartition| !self.is_gone(subpartition, common));
+        if is_any_there && self.is_adaptive() {
+            return self.begin_adapted(common);
+        }
         let bytes = self.record_bytes();
         let mut payload = Vec::new();
-        if (0..self.cells.len()).all(|subpartition| self.is_gone(subpartition, common)) {
+        if !is_any_there {
             return Ok(false);
         }
         let chooses = !matches!(self.shape.strategy, Strategy::Forward | Strategy::Broadcast);
         let tries = if self.plan.skips && chooses { 4 } else { 1 };
         let mut chosen = None;
         for attempt in 0..tries {
-            self.number += 1;
-            let seed =
-                crate::rng::mix(u64::from(self.key.exchange) << 40 | u64::from(self.key.producer) << 32)
-                    .wrapping_add(self.number << 20);
-            let content = Content { seed, bytes };
+            let content = self.next_content(bytes);
             content.write(&mut payload);
             let mut subpartition = self.selecting.select(&payload)?;
             while self.is_gone(subpartition, common) {
@@ -381,12 +389,13 @@ impl Producer {
                 return Ok(false);
             }
         }
-        let Some((content, subpartition)) = chosen else { return Ok(false) };
+        let Some((content, mut subpartition)) = chosen else { return Ok(false) };
         if self.shape.strategy == Strategy::Hash {
             let wanted = hash_target(record_key(&payload), self.shape.consumers);
             if wanted as usize != subpartition {
                 return Err(format!("{self}: hash chose {subpartition}; the key belongs to {wanted}"));
             }
+            subpartition = self.move_key(subpartition, common);
         }
         for key in self.channels(subpartition) {
             common.model.give_record(key, content)?;
@@ -394,7 +403,7 @@ impl Producer {
         common.coverage.hit_when(Mark::EmptyRecord, bytes == 0);
         common.coverage.hit_when(Mark::LongRecord, bytes > 2 * self.shape.segment_bytes);
         let framed = frame(&payload, self.shape.checksum, self.record_bytes_max)?;
-        self.pending = Some(Pending { subpartition, bytes: framed, at: 0 });
+        self.pending = Some(Pending { subpartition, content, bytes: framed, at: 0, is_long: false });
         self.left_to_send -= 1;
         trace!(common.trace, self, "begins a record of {bytes} bytes to {subpartition}");
         self.write(common)?;
@@ -423,11 +432,24 @@ impl Producer {
             if full {
                 self.submit(subpartition, true, common)?;
             }
-            if !complete {
+            if complete {
+                self.written_adapted(subpartition, pending.bytes.len(), common)?;
+            } else {
                 self.pending = Some(pending);
             }
         }
         Ok(progress)
+    }
+
+    /// The canary: a keyed record goes to another consumer, since its own has no room.
+    fn move_key(&self, subpartition: usize, common: &mut Common) -> usize {
+        let count = self.builders.len();
+        let has_room = self.builders[subpartition].is_some()
+            || self.pool.is_available(SubpartitionIndex(subpartition as u32));
+        if count > 1 && !has_room && common.sabotage(Sabotage::MoveKey) {
+            return (subpartition + 1) % count;
+        }
+        subpartition
     }
 
     fn builder(&mut self, subpartition: usize, begun: bool, common: &mut Common) -> Option<Builder> {
@@ -514,7 +536,8 @@ impl Producer {
         let subpartition = self.rng.index(self.builders.len());
         let Some(builder) = self.builders[subpartition] else { return Ok(false) };
         let unfinished = self.pending.as_ref().is_some_and(|p| p.subpartition == subpartition);
-        let last = !unfinished && self.rng.chance(200);
+        // An adaptive producer closes a segment only where a record has no room, as the client library does.
+        let last = !unfinished && !self.is_adaptive() && self.rng.chance(200);
         if !last && (builder.written == builder.submitted || !self.ring_has_room()) {
             return Ok(false);
         }
@@ -553,16 +576,4 @@ impl Producer {
         self.push(Submission::Event { subpartition, payload: Bytes::from(payload), priority })?;
         Ok(true)
     }
-}
-
-/// A record as it lies on segments, taken from the core's writer in pieces of odd sizes.
-fn frame(record: &[u8], checksum: bool, record_bytes_max: u32) -> Result<Vec<u8>, String> {
-    let writer = RecordWriter::new(record, checksum, record_bytes_max);
-    let mut writer = writer.map_err(|error| error.to_string())?;
-    let mut framed = Vec::with_capacity(writer.remaining());
-    while writer.remaining() > 0 {
-        let room = framed.len() % 5 + 1 + framed.len() * 3;
-        writer.next_pieces(room).iter().for_each(|piece| framed.extend_from_slice(piece));
-    }
-    Ok(framed)
 }

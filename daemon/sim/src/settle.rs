@@ -2,7 +2,7 @@
 
 use weir_flow::failure::FailureCode;
 use weir_flow::ids::Time;
-use weir_flow::stats::Side;
+use weir_flow::stats::{ChannelStats, Side};
 
 use crate::checks::channel_key;
 use crate::consumer::{self, Consumer};
@@ -37,6 +37,7 @@ impl World {
         // First with the stopped consumers still stopped: nobody else may miss anything.
         if self.consumers.iter().any(|consumer| consumer.stopped) {
             self.settle_until("others wait for a stopped consumer", Self::others_are_served)?;
+            self.note_beside_stopped();
             for consumer in &mut self.consumers {
                 consumer.stopped = false;
             }
@@ -174,8 +175,49 @@ impl World {
             if !waits && !producer.left && !self.waits_in_vain(producer) {
                 return Err(format!("{producer} is {:?}", producer.state));
             }
+            if self.has_choice(producer) && producer.has_records_for_any() {
+                return Err(format!("{producer} has a consumer that reads: {}", producer.describe()));
+            }
         }
         Ok(())
+    }
+
+    /// Whether a producer that chooses adaptively has a consumer that reads.
+    fn has_choice(&self, producer: &Producer) -> bool {
+        let reads = |key: ChannelKey| {
+            self.consumers.iter().any(|consumer| {
+                (consumer.key.exchange, consumer.key.consumer) == (key.exchange, key.consumer)
+                    && consumer.state == consumer::State::Running
+                    && !consumer.stopped
+                    && !consumer.lied
+            })
+        };
+        let shard = &self.nodes[producer.plan.place].shard;
+        let is_open = |stats: &ChannelStats| {
+            stats.side == Side::Send
+                && stats.state == "open"
+                && channel_key(stats).is_ok_and(|key| {
+                    (key.exchange, key.producer) == (producer.key.exchange, producer.key.producer)
+                        && reads(key)
+                })
+        };
+        producer.is_adaptive() && shard.channels(self.common.now).any(|stats| is_open(&stats))
+    }
+
+    /// Notes who has sent all records beside a consumer that is stopped.
+    fn note_beside_stopped(&mut self) {
+        let is_stopped = |key: ChannelKey| {
+            let ours = |consumer: &&Consumer| {
+                (consumer.key.exchange, consumer.key.consumer) == (key.exchange, key.consumer)
+            };
+            let stands = |of: &Consumer| of.stopped && of.state == consumer::State::Running;
+            self.consumers.iter().find(ours).is_some_and(stands)
+        };
+        for producer in self.producers.iter().filter(|of| of.state == producer::State::Ending) {
+            let siblings = || self.common.model.siblings(producer.key.exchange, producer.key.producer);
+            let is_beside = siblings().any(is_stopped) && !siblings().all(is_stopped);
+            self.common.coverage.hit_when(Mark::WentOnBesideStopped, producer.is_adaptive() && is_beside);
+        }
     }
 
     /// Every client has left, but for consumers whose missing producers never reached them.

@@ -340,8 +340,14 @@ impl World {
                     let taken = shell.events_taken.get(&(id, subpartition)).copied().unwrap_or_default();
                     let events_done = taken - u64::from(view.events_in_flight);
                     if let Some(cell) = producer.cells.get_mut(subpartition.0 as usize) {
-                        let is_gone = view.is_gone;
-                        *cell = Cell { sent_segments: view.sent_segments, events_done, is_gone };
+                        *cell = Cell {
+                            credit: view.credit,
+                            sent_segments: view.sent_segments,
+                            acked_bytes: view.acked_bytes,
+                            consumed_bytes: view.consumed_bytes,
+                            events_done,
+                            is_gone: view.is_gone,
+                        };
                     }
                 }
                 continue;

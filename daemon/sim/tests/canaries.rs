@@ -33,6 +33,16 @@ fn is_fit(seed: u64, sabotage: Sabotage) -> bool {
             .exchanges
             .iter()
             .any(|exchange| exchange.shape.strategy == Strategy::Broadcast && exchange.shape.consumers > 1),
+        // Records enough that it matters who gets them.
+        Sabotage::NeverBack | Sabotage::IgnoreCredit => plan
+            .exchanges
+            .iter()
+            .flat_map(|exchange| &exchange.producers)
+            .any(|producer| producer.adaptive && producer.records > 20),
+        Sabotage::MoveKey => plan
+            .exchanges
+            .iter()
+            .any(|exchange| exchange.shape.strategy == Strategy::Hash && exchange.shape.consumers > 1),
         Sabotage::ReadOldSocket => breaks,
         rule if Sabotage::RULES.contains(&rule) => breaks,
         _ => true,

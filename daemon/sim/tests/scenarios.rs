@@ -28,6 +28,7 @@ fn forward_plan(lengths: &[Records], records: u64) -> Plan {
         lengths,
         events: 0,
         skips: false,
+        adaptive: false,
         weight: 40,
         dies_at: None,
         lies_at: None,
@@ -215,6 +216,19 @@ fn read_by(world: &World) -> Vec<u64> {
     world.records().into_values().collect()
 }
 
+/// Runs until nobody has read anything for some time, and says who has read how much.
+fn run_until_still(world: &mut World) -> Vec<u64> {
+    let (mut before, mut still_from, mut step) = (read_by(world), 0, 0);
+    while step < still_from + 3_000 {
+        world.step(step).unwrap();
+        step += 1;
+        if read_by(world) != before {
+            (before, still_from) = (read_by(world), step);
+        }
+    }
+    before
+}
+
 #[test]
 fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_others_lose_nothing() {
     for seed in 0..40 {
@@ -228,14 +242,7 @@ fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_others_lose_nothing() {
         plan.exchanges[0].consumers[2].place = 1 + seed as usize % 2;
         plan.exchanges[0].producers[0].spare_segments = [0, 3, 20][seed as usize % 3];
         let mut world = world(plan, seed);
-        let (mut before, mut still_from, mut step) = (read_by(&world), 0, 0);
-        while step < still_from + 3_000 {
-            world.step(step).unwrap();
-            step += 1;
-            if read_by(&world) != before {
-                (before, still_from) = (read_by(&world), step);
-            }
-        }
+        let before = run_until_still(&mut world);
         assert_eq!(before[1], 0, "seed {seed}");
         assert!(before[0] > 0 && before[0] < 400, "seed {seed}: it waits for the stopped one: {before:?}");
         assert_eq!(before[0], before[2], "seed {seed}: the others have all that there is: {before:?}");
@@ -244,5 +251,64 @@ fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_others_lose_nothing() {
         world.release(0, 1);
         world.settle_now().unwrap();
         assert_eq!(read_by(&world), [400; 3], "seed {seed}");
+    }
+}
+
+/// One producer of long records for three consumers, of which the second reads nothing.
+fn one_of_three_stopped(adaptive: bool, records: u64) -> Plan {
+    let mut plan = forward_plan(&[Records::Long], records);
+    let exchange = &mut plan.exchanges[0];
+    exchange.shape = Shape { consumers: 3, strategy: Strategy::Rebalance, ..exchange.shape };
+    exchange.consumers = vec![exchange.consumers[0].clone(); 3];
+    exchange.consumers[1].stopped = true;
+    exchange.producers[0].adaptive = adaptive;
+    plan.limits = Limits { exclusive: 1, floating: 1, quota: QUOTA, overdraft: 2, ..plan.limits };
+    plan
+}
+
+#[test]
+fn beside_a_stopped_consumer_the_others_get_the_rest_with_adaptive_selection_and_next_to_nothing_in_turn() {
+    const RECORDS: u64 = 200;
+    for seed in 0..40 {
+        let mut adaptive = world(one_of_three_stopped(true, RECORDS), seed);
+        let read = run_until_still(&mut adaptive);
+        // A record has half a segment or more, and the stopped one may have its quota, its overdraft and its credit.
+        let bound = 2 * u64::from(QUOTA + 2 + 2);
+        assert_eq!(read[1], 0, "seed {seed}");
+        assert!(read[0] + read[2] >= RECORDS - bound, "seed {seed}: {read:?}");
+        adaptive.release(0, 1);
+        adaptive.settle_now().unwrap();
+        assert_eq!(read_by(&adaptive).iter().sum::<u64>(), RECORDS, "seed {seed}");
+
+        let mut in_turn = world(one_of_three_stopped(false, RECORDS), seed);
+        let read = run_until_still(&mut in_turn);
+        assert!(read[0] + read[2] <= 2 * bound, "seed {seed}: it waits for the stopped one: {read:?}");
+    }
+}
+
+#[test]
+fn a_consumer_that_was_left_out_has_its_share_again_once_it_reads() {
+    // Between two steps there is so little time that nobody is slow, and so much that whoever stands still is.
+    for step_ns in [1_000, 100_000] {
+        for seed in 0..4 {
+            let plan = Plan { step_ns, ..one_of_three_stopped(true, u64::MAX) };
+            let mut world = world(plan, seed);
+            let mut steps = 0..40_000;
+            let mut run = |world: &mut World, count: usize| {
+                steps.by_ref().take(count).for_each(|step| world.step(step).unwrap());
+                read_by(world)
+            };
+            let stopped = run(&mut world, 10_000);
+            // More than the turns that it had before it was left out.
+            let least = 3 * u64::from(QUOTA);
+            assert!(
+                stopped[1] == 0 && stopped[0] + stopped[2] > least,
+                "seed {seed}, {step_ns} ns: {stopped:?}"
+            );
+            world.release(0, 1);
+            let (from, to) = (run(&mut world, 5_000), run(&mut world, 25_000));
+            let gained: Vec<u64> = to.iter().zip(&from).map(|(to, from)| to - from).collect();
+            assert!(4 * gained[1] >= gained.iter().sum(), "seed {seed}, {step_ns} ns: {gained:?}");
+        }
     }
 }

@@ -426,6 +426,24 @@ mod tests {
         }
     }
 
+    /// Many file systems give the number of a file that is gone to the next one.
+    #[test]
+    fn no_other_file_is_taken_for_a_socket_that_was_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(CONTROL_SOCKET);
+        // Nobody listens, who would keep the number as well.
+        let bind = || drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        bind();
+        let own = SocketFile::at(&path).unwrap();
+        assert!(own.is_there());
+        for _ in 0..100 {
+            std::fs::remove_file(&path).unwrap();
+            assert!(!own.is_there());
+            bind();
+            assert!(!own.is_there());
+        }
+    }
+
     #[test]
     fn a_lock_file_that_cannot_be_written_is_not_left_empty_and_the_need_is_named() {
         let dir = tempfile::tempdir().unwrap();
@@ -464,18 +482,23 @@ mod tests {
 
     #[test]
     fn what_no_daemon_left_is_told_apart_named_and_left_alone() {
+        use std::os::unix::fs::MetadataExt;
         use std::os::unix::net::{UnixDatagram, UnixListener};
+
         for name in [ATTACH_SOCKET, CONTROL_SOCKET] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join(name);
             let elsewhere = dir.path().join("elsewhere");
             std::fs::write(&elsewhere, "precious").unwrap();
             let refused = |word: &str| {
+                let before = std::fs::symlink_metadata(&path).unwrap();
                 let error = RunDir::lock(dir.path()).map(drop).unwrap_err();
                 assert!(matches!(&error, RunDirError::Foreign { .. }), "{error:?}");
                 let text = error.to_string();
                 let words = [word, &path.display().to_string(), "remove it", "--run-dir"];
                 assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+                let after = std::fs::symlink_metadata(&path).expect("it still lies there");
+                assert_eq!((before.ino(), before.mode()), (after.ino(), after.mode()));
             };
             std::fs::write(&path, "precious").unwrap();
             refused("is a regular file");
@@ -486,7 +509,10 @@ mod tests {
             std::fs::remove_dir(&path).unwrap();
             std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
             refused("is a symbolic link");
-            assert!(std::fs::read_link(&path).is_ok());
+            std::fs::remove_file(&path).unwrap();
+            // One that leads nowhere is no stale socket either.
+            std::os::unix::fs::symlink(dir.path().join("nowhere"), &path).unwrap();
+            refused("is a symbolic link");
             std::fs::remove_file(&path).unwrap();
             rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
             refused("is a pipe or device");
@@ -494,7 +520,6 @@ mod tests {
             // Sockets of every type that a live process has there.
             let listener = UnixListener::bind(&path).unwrap();
             refused("another live process listens");
-            assert!(path.exists());
             drop(listener);
             std::fs::remove_file(&path).unwrap();
             let datagrams = UnixDatagram::bind(&path).unwrap();

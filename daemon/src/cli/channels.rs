@@ -10,7 +10,8 @@ use crate::exit::{Exit, Problem};
 
 /// Show every channel that begins or ends on this node.
 ///
-/// A channel with a backlog and no credit waits for its consumer. `waited` is the time with a backlog and nothing sent.
+/// A channel with a backlog and no credit waits for its consumer. `waited` is the time in which data
+/// waited for credit; `weir stalls` has all waits, with their causes.
 /// What only the other end of a channel knows is 0 here; ask the daemon there.
 ///
 /// Exit codes: 0 all are shown, 3 a shard does not answer and its channels are missing, 4 no daemon answers.
@@ -186,6 +187,8 @@ mod tests {
             buffers_total: 31,
             records_total: 9_000,
             send_stalled_seconds_total: 1.25,
+            send_stalls: None,
+            emit_stalls: None,
         }
     }
 }

@@ -1,21 +1,26 @@
 //! `weir daemon`: from the command line to a running node, and from a signal to its end.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
 use toml::Value;
 
 use super::log::Log;
 use super::systemd;
 use super::wiring::{self, Shards};
 use crate::config::{self, Config, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX};
+use crate::control::scrape::ScrapeServer;
 use crate::control::server::ControlServer;
 use crate::exit::{Exit, Problem};
 use crate::node::{Node, NodeEnd, NodeOptions};
+use crate::observe::metrics::Exporter;
 use crate::shard::mailbox::{ShardSender, ToNode, ToShard};
 
 /// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
@@ -133,8 +138,9 @@ fn run(config: Config) -> Result<Exit, Problem> {
         let _inside = runtime.enter();
         Signals::new()?
     };
-    let options = wiring::node_options(&config)?;
-    let Shards { senders, reports, threads } = Shards::start(&config)?;
+    let observer = wiring::observer(&config)?;
+    let Shards { senders, reports, threads } = Shards::start(&config, &observer)?;
+    let options = wiring::node_options(&config, observer)?;
     let stop = senders.clone();
     let outcome = runtime.block_on(run_node(options, &config, signals, senders, reports));
     // Not dropped: that would wait for a resolver that does not answer.
@@ -166,13 +172,20 @@ async fn run_node(
     node.keep_socket(&socket).map_err(|e| {
         Problem::new(Exit::Failed, format!("cannot find {}", socket.display())).found(e.to_string())
     })?;
+    let scrape = listen_for_scrapes(config).await?;
     tracing::info!(
         node = %config.node_name(),
         listen = %node.listen_address(),
         run_dir = %node.run_dir().display(),
         "ready"
     );
-    let answering = tokio::spawn(control.serve(handle.clone()));
+    let exporter = Arc::new(Exporter::new(config.metrics.max_channels));
+    // Dropped, they end. The node removes the socket with its run directory's lock.
+    let mut answering = JoinSet::new();
+    answering.spawn(control.serve(handle.clone(), Arc::clone(&exporter)));
+    if let Some(scrape) = scrape {
+        answering.spawn(scrape.serve(handle.clone(), exporter));
+    }
     systemd::notify(systemd::READY);
     let running = node.run();
     tokio::pin!(running);
@@ -192,8 +205,7 @@ async fn run_node(
             }
         }
     };
-    // The node removes the socket with its run directory's lock.
-    answering.abort();
+    answering.abort_all();
     match end {
         NodeEnd::Drained => Ok(Exit::Ok),
         NodeEnd::DrainTimeout => {
@@ -204,6 +216,20 @@ async fn run_node(
             Err(Problem::new(Exit::Failed, format!("shard {shard} cannot go on: {text}")))
         }
     }
+}
+
+/// Listens where the configuration says that metrics are given, if it does.
+async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Problem> {
+    let Some(address) = config.metrics.listen else { return Ok(None) };
+    let problem = |error: io::Error| {
+        Problem::new(Exit::Failed, format!("cannot listen on {address} for metrics"))
+            .found(error.to_string())
+            .needed("an address of this machine with a free port")
+            .fix("metrics.listen")
+    };
+    let server = ScrapeServer::bind(address).await.map_err(problem)?;
+    tracing::info!(address = %server.address().map_err(problem)?, "metrics");
+    Ok(Some(server))
 }
 
 /// The signals that a daemon takes.

@@ -4,6 +4,7 @@
 //! `weir: error: what happened; found X; needed Y; fix: Z`; with `--output json` it is a JSON object on standard output
 //! as well; a closed pipe ends a command quietly; exit codes are those of [`Exit`].
 
+mod bottleneck;
 mod channels;
 mod client;
 mod config;
@@ -14,12 +15,15 @@ mod log;
 mod output;
 mod pipe;
 mod plan;
+mod probes;
 mod progress;
 mod recv;
 mod send;
+mod stalls;
 mod status;
 mod systemd;
 mod tail;
+mod top;
 mod usage;
 mod wiring;
 
@@ -55,8 +59,16 @@ enum Verb {
     Status(status::StatusArgs),
     /// Show the channels of a daemon.
     Channels(channels::ChannelsArgs),
+    /// Show who waits on a daemon's node, for how long, and why.
+    Stalls(stalls::StallsArgs),
     /// Show the job graph of what is attached to a daemon and those that it is linked with.
     Plan(plan::PlanArgs),
+    /// Show which task or exchange holds a pipeline up, why, and what helps.
+    Bottleneck(bottleneck::BottleneckArgs),
+    /// Look at tasks, channels, links and stalls again and again.
+    Top(top::TopArgs),
+    /// Show whether the kernel probes run on this machine, hook by hook.
+    Probes(probes::ProbesArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
 }
@@ -99,7 +111,11 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Pipe(arguments) => pipe::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Channels(arguments) => channels::run(&arguments),
+        Verb::Stalls(arguments) => stalls::run(&arguments),
         Verb::Plan(arguments) => plan::run(&arguments),
+        Verb::Bottleneck(arguments) => bottleneck::run(&arguments),
+        Verb::Top(arguments) => top::run(&arguments),
+        Verb::Probes(arguments) => probes::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
     }
 }

@@ -83,6 +83,7 @@ mod tests {
                 Subsystem::off("peers", "none configured"),
             ],
             links: Vec::new(),
+            shards: Vec::new(),
             shards_missing: Vec::new(),
         };
         assert_eq!(

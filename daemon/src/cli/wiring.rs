@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::config::{self, Config};
+use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
 use crate::io::probe::{self, Level};
@@ -13,7 +14,10 @@ use crate::io::uring::{UringConfig, UringSetup};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::memory::HugepageMode;
+use crate::node::LINKS_PER_SHARD_MAX;
 use crate::node::options::NodeOptions;
+use crate::observe::probes::{self, cause::Cause};
+use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
 use crate::shard::placement::{self, Pin};
 use crate::shard::{ShardLoop, ShardOptions};
@@ -22,7 +26,7 @@ use crate::shard::{ShardLoop, ShardOptions};
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node is started with.
-pub(super) fn node_options(config: &Config) -> Result<NodeOptions, Problem> {
+pub(super) fn node_options(config: &Config, observer: Observer) -> Result<NodeOptions, Problem> {
     let key = match &config.key_file {
         Some(path) => Some(config::read_cluster_key(path)?.0),
         None => None,
@@ -48,7 +52,32 @@ pub(super) fn node_options(config: &Config) -> Result<NodeOptions, Problem> {
         },
         heartbeat,
         drain_timeout: config.drain_timeout.0,
+        observer,
     })
+}
+
+/// What watches the sockets of links. Made before the threads of the shards: they need none of the privileges.
+pub(super) fn observer(config: &Config) -> Result<Observer, Problem> {
+    let mode = config.observe.probes;
+    if mode == config::ProbesMode::Off {
+        return Ok(Observer::without(Cause::SwitchedOff));
+    }
+    let observer = Observer::start(probes::slots_for(config.shard_count(), LINKS_PER_SHARD_MAX));
+    let line = observer.line();
+    match (line.state, line.reason, line.fix) {
+        (Health::Ok, ..) => tracing::info!("kernel probes: {}", line.detail),
+        (_, reason, fix) if mode == config::ProbesMode::Require => {
+            return Err(Problem::new(Exit::Failed, "observe.probes = \"require\", but not all probes run")
+                .found(reason.unwrap_or_default())
+                .needed("probes at every hook that is wanted")
+                .fix(fix.unwrap_or_default()));
+        }
+        (Health::Off, reason, _) => tracing::info!("kernel probes: {}", reason.unwrap_or_default()),
+        (Health::Degraded, reason, fix) => {
+            tracing::warn!(reason, fix, "kernel probes: {}", line.detail);
+        }
+    }
+    Ok(observer)
 }
 
 fn hugepages(mode: config::HugepageMode) -> HugepageMode {
@@ -80,7 +109,7 @@ pub(super) struct Shards {
 impl Shards {
     /// Finds out what the kernel can do, makes a ring for every shard, then starts the threads: what is missing is
     /// known before any of them runs.
-    pub(super) fn start(config: &Config) -> Result<Self, Problem> {
+    pub(super) fn start(config: &Config, observer: &Observer) -> Result<Self, Problem> {
         let highest = match config.io.level {
             config::IoLevel::Auto => None,
             config::IoLevel::Incremental => Some(Level::Incremental),
@@ -113,6 +142,7 @@ impl Shards {
                     limits: limits.clone(),
                     ring_level: found.to_string(),
                     spin: Duration::from_micros(config.shard.spin_us.into()),
+                    observer: observer.clone(),
                 },
                 cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
             });

@@ -8,8 +8,8 @@ use toml::Value;
 
 use super::value::{MemoryTotal, NodeName, PeerAddress, Span};
 use super::{
-    Config, IoConfig, LimitsConfig, LinkConfig, LogConfig, MemoryConfig, PoolConfig, RecordConfig,
-    ShardConfig,
+    Config, IoConfig, LimitsConfig, LinkConfig, LogConfig, MemoryConfig, MetricsConfig, ObserveConfig,
+    PoolConfig, RecordConfig, ShardConfig,
 };
 
 /// Longest `run_dir`, in bytes: with the longest socket name it must fit into the 107 bytes of a socket's path.
@@ -234,7 +234,7 @@ const PEERS_DOC: &[&str] = &[
 
 /// Every section, in the order of the file. The first has no name.
 #[must_use]
-pub const fn sections() -> [Section; 10] {
+pub const fn sections() -> [Section; 12] {
     [
         Section { name: "", doc: Config::DOC, settings: Config::SETTINGS },
         Section { name: "peers", doc: PEERS_DOC, settings: &[] },
@@ -246,6 +246,8 @@ pub const fn sections() -> [Section; 10] {
         Section { name: "io", doc: IoConfig::DOC, settings: IoConfig::SETTINGS },
         Section { name: "log", doc: LogConfig::DOC, settings: LogConfig::SETTINGS },
         Section { name: "limits", doc: LimitsConfig::DOC, settings: LimitsConfig::SETTINGS },
+        Section { name: "observe", doc: ObserveConfig::DOC, settings: ObserveConfig::SETTINGS },
+        Section { name: "metrics", doc: MetricsConfig::DOC, settings: MetricsConfig::SETTINGS },
     ]
 }
 

@@ -101,6 +101,17 @@ words! {
     }
 }
 words! {
+    /// Whether kernel probes watch the sockets of links.
+    ProbesMode {
+        /// When they can be loaded.
+        Auto = "auto",
+        /// Never.
+        Off = "off",
+        /// Always; else the daemon does not start.
+        Require = "require",
+    }
+}
+words! {
     /// Highest level of io_uring that is used.
     IoLevel {
         /// The best that the kernel has.

@@ -21,8 +21,8 @@ use crate::exit::{Exit, Problem};
 /// Longest time for an answer: longer than the daemon itself takes to give up.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Largest answer: 65,536 channels fit.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Largest answer: 65,536 channels fit, with all their stalls.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// What every answer has.
 #[derive(Deserialize)]

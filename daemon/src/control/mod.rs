@@ -7,12 +7,21 @@
 //! |---|---|
 //! | `GET /v1/status` | [`snapshot::StatusReport`] |
 //! | `GET /v1/channels` | [`snapshot::ChannelsReport`] |
+//! | `GET /v1/stalls` | [`stalls::StallsReport`] |
 //! | `GET /v1/plan` | [`plan::PlanReport`] |
+//! | `GET /v1/tasks` | [`tasks::TasksReport`] |
+//! | `GET /v1/bottleneck` | [`bottleneck::BottleneckReport`] |
+//! | `GET /metrics` | text for Prometheus, which [`scrape`] answers on an address as well |
 //!
 //! Whatever fails is answered with a [`snapshot::ErrorReport`].
 
+pub mod bottleneck;
 pub mod client;
 pub mod plan;
 mod routes;
+pub mod scrape;
 pub mod server;
 pub mod snapshot;
+pub mod sockets;
+pub mod stalls;
+pub mod tasks;

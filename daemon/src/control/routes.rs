@@ -1,25 +1,38 @@
 //! Which request gets which answer.
 
+use std::sync::Arc;
+
 use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Response, StatusCode};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
 use super::server::ANSWER_TIMEOUT;
 use super::snapshot::{ErrorReport, SnapshotSource};
 use crate::exit::{Exit, Problem};
+use crate::observe::metrics::{Exporter, Facts, Format};
 
 /// Requests that have an answer.
-const PATHS: &str = "/v1/status, /v1/channels or /v1/plan";
+const PATHS: &str = "/v1/status, /v1/channels, /v1/stalls, /v1/plan, /v1/tasks, /v1/bottleneck or /metrics";
 
 /// The answer to a request. Never fails: what goes wrong is an answer too.
 pub(super) async fn answer<S: SnapshotSource>(
-    method: &Method,
-    path: &str,
+    request: &Request<Incoming>,
     source: &S,
+    exporter: &Arc<Exporter>,
 ) -> Response<Full<Bytes>> {
-    let is_known = matches!(path, "/v1/status" | "/v1/channels" | "/v1/plan");
+    let (method, path) = (request.method(), request.uri().path());
+    let is_known = matches!(
+        path,
+        "/v1/status"
+            | "/v1/channels"
+            | "/v1/stalls"
+            | "/v1/plan"
+            | "/v1/tasks"
+            | "/v1/bottleneck"
+            | "/metrics"
+    );
     if !is_known {
         let problem = Problem::new(Exit::Failed, "no such path").found(path).needed(PATHS);
         return refuse(StatusCode::NOT_FOUND, problem);
@@ -32,15 +45,55 @@ pub(super) async fn answer<S: SnapshotSource>(
     }
     match path {
         "/v1/status" => within(source.status()).await,
+        "/v1/stalls" => within(source.stalls()).await,
         "/v1/plan" => within(source.plan()).await,
+        "/v1/tasks" => within(source.tasks()).await,
+        "/v1/bottleneck" => within(source.bottleneck()).await,
+        "/metrics" => metrics(request, source, exporter).await,
         _ => within(source.channels()).await,
     }
 }
 
 /// The report, or why there is none in time.
 async fn within<T: Serialize>(report: impl Future<Output = Result<T, Problem>>) -> Response<Full<Bytes>> {
-    match tokio::time::timeout(ANSWER_TIMEOUT, report).await {
-        Ok(Ok(report)) => json(StatusCode::OK, &report),
+    in_time(report, |report| json(StatusCode::OK, &report)).await
+}
+
+/// Metrics, in the format that was asked for.
+pub(super) async fn metrics<S: SnapshotSource>(
+    request: &Request<Incoming>,
+    source: &S,
+    exporter: &Arc<Exporter>,
+) -> Response<Full<Bytes>> {
+    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::accepted(accept.unwrap_or_default());
+    let exporter = Arc::clone(exporter);
+    let text = async {
+        let facts = Facts {
+            status: source.status().await?,
+            channels: source.channels().await?,
+            stalls: source.stalls().await?,
+            tasks: source.tasks().await?,
+        };
+        // The text of many channels takes a while, which links and clients must not wait for.
+        let written = tokio::task::spawn_blocking(move || exporter.expose(&facts, format)).await;
+        written.map_err(|error| Problem::new(Exit::Failed, "no metrics").found(error.to_string()))
+    };
+    in_time(text, |text| {
+        let mut response = Response::new(Full::new(Bytes::from(text)));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+        response
+    })
+    .await
+}
+
+/// What is made of the answer, or why there is none in time.
+async fn in_time<T>(
+    answer: impl Future<Output = Result<T, Problem>>,
+    shown: impl FnOnce(T) -> Response<Full<Bytes>>,
+) -> Response<Full<Bytes>> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+        Ok(Ok(answer)) => shown(answer),
         Ok(Err(problem)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, problem),
         Err(_) => {
             let problem = Problem::new(Exit::Failed, "the daemon is busy")

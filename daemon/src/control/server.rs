@@ -25,6 +25,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::routes;
 use super::snapshot::SnapshotSource;
 use crate::attach::run_dir;
+use crate::observe::metrics::Exporter;
 
 /// Longest time that the daemon takes to make one answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -79,7 +80,7 @@ impl ControlServer {
     }
 
     /// Answers requests until dropped.
-    pub async fn serve<S: SnapshotSource>(self, source: S) {
+    pub async fn serve<S: SnapshotSource>(self, source: S, exporter: Arc<Exporter>) {
         let mut connections = JoinSet::new();
         let mut open = Open::default();
         loop {
@@ -89,7 +90,8 @@ impl ControlServer {
                 accepted = self.listener.accept(), if has_room => match accepted {
                     Ok((stream, _)) => {
                         let progress = Arc::new(Progress::new());
-                        let serving = serve_connection(stream, source.clone(), Arc::clone(&progress));
+                        let answering = (source.clone(), Arc::clone(&exporter));
+                        let serving = serve_connection(stream, answering, Arc::clone(&progress));
                         open.push(connections.spawn(serving), progress);
                         // Its turn to read: who asks at once is never the oldest that has not.
                         tokio::task::yield_now().await;
@@ -205,12 +207,16 @@ impl Open {
     }
 }
 
-async fn serve_connection<S: SnapshotSource>(stream: UnixStream, source: S, progress: Arc<Progress>) {
+async fn serve_connection<S: SnapshotSource>(
+    stream: UnixStream,
+    answering: (S, Arc<Exporter>),
+    progress: Arc<Progress>,
+) {
     let noted = Noted { stream, progress: Arc::clone(&progress) };
     let service = service_fn(move |request: Request<Incoming>| {
         progress.has_asked.store(true, Ordering::Relaxed);
-        let source = source.clone();
-        async move { Ok::<_, Infallible>(routes::answer(request.method(), request.uri().path(), &source).await) }
+        let (source, exporter) = answering.clone();
+        async move { Ok::<_, Infallible>(routes::answer(&request, &source, &exporter).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -230,8 +236,11 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::fs::MetadataExt;
 
+    use super::super::bottleneck::BottleneckReport;
     use super::super::plan::PlanReport;
     use super::super::snapshot::{ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem};
+    use super::super::stalls::StallsReport;
+    use super::super::tasks::TasksReport;
     use super::*;
     use crate::attach::run_dir::CONTROL_SOCKET;
     use crate::control::client;
@@ -251,12 +260,17 @@ mod tests {
                 listen: "127.0.0.1:7070".into(),
                 memory: MemoryReport::default(),
                 links: Vec::new(),
+                shards: Vec::new(),
                 shards_missing: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }
 
         async fn channels(&self) -> Result<ChannelsReport, Problem> {
+            Err(Problem::new(Exit::Failed, "shard 0 ended"))
+        }
+
+        async fn stalls(&self) -> Result<StallsReport, Problem> {
             Err(Problem::new(Exit::Failed, "shard 0 ended"))
         }
 
@@ -271,6 +285,14 @@ mod tests {
                 missing_unnamed: 0,
                 predecessors_left_out: 0,
             })
+        }
+
+        async fn tasks(&self) -> Result<TasksReport, Problem> {
+            Err(Problem::new(Exit::Failed, "no tasks"))
+        }
+
+        async fn bottleneck(&self) -> Result<BottleneckReport, Problem> {
+            Err(Problem::new(Exit::Failed, "no verdict"))
         }
     }
 
@@ -289,7 +311,7 @@ mod tests {
                 let server = ControlServer::bind(&server_path).unwrap();
                 ready.send(()).unwrap();
                 tokio::select! {
-                    () = server.serve(Fixed) => {}
+                    () = server.serve(Fixed, Arc::new(Exporter::new(1))) => {}
                     _ = stopped => {}
                 }
             });
@@ -378,11 +400,80 @@ mod tests {
         });
     }
 
+    /// Connections of whom each holds a place.
+    struct Places {
+        open: Open,
+        tasks: Vec<tokio::task::JoinHandle<()>>,
+        progress: Vec<Arc<Progress>>,
+    }
+
+    impl Places {
+        /// As many as there may be, all of whom have asked and read.
+        fn full() -> Self {
+            let mut places = Self { open: Open::default(), tasks: Vec::new(), progress: Vec::new() };
+            (0..CONNECTIONS_MAX).for_each(|_| places.push(Progress::new(), true));
+            places
+        }
+
+        fn push(&mut self, progress: Progress, has_asked: bool) {
+            progress.has_asked.store(has_asked, Ordering::Relaxed);
+            let (task, progress) = (tokio::spawn(std::future::pending()), Arc::new(progress));
+            self.open.push(task.abort_handle(), Arc::clone(&progress));
+            self.tasks.push(task);
+            self.progress.push(progress);
+        }
+
+        /// Who is closed for one more.
+        async fn closed(&mut self) -> Vec<usize> {
+            let before = self.ended();
+            let open = self.tasks.len() - before.len();
+            assert_eq!(self.open.make_room(open), open < CONNECTIONS_MAX);
+            while self.ended() == before && self.open.connections.len() < open {
+                tokio::task::yield_now().await;
+            }
+            self.ended().into_iter().filter(|place| !before.contains(place)).collect()
+        }
+
+        fn ended(&self) -> Vec<usize> {
+            (0..self.tasks.len()).filter(|place| self.tasks[*place].is_finished()).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn only_who_holds_a_place_for_nothing_is_closed_and_who_does_so_for_longest_first() {
+        let long_ago = |more| Instant::now().checked_sub(STUCK_MIN + Duration::from_secs(more)).unwrap();
+        // However long this test takes, that is no time ago.
+        let just_now = Instant::now() + Duration::from_secs(3600);
+        let mut places = Places::full();
+        assert_eq!(places.closed().await, [] as [usize; 0], "all of them read");
+        for (place, since) in [(3, long_ago(0)), (5, long_ago(2)), (7, long_ago(1)), (9, just_now)] {
+            *places.progress[place].stuck_since.lock().unwrap() = Some(since);
+            // It is still so, which is no news.
+            places.progress[place].note(true);
+        }
+        // This one reads again.
+        places.progress[7].note(false);
+        assert_eq!(places.closed().await, [5]);
+        assert_eq!(places.closed().await, [] as [usize; 0], "there is room");
+        places.push(Progress { connected: long_ago(0), ..Progress::new() }, false);
+        assert_eq!(
+            places.closed().await,
+            [3],
+            "who has asked and does not read goes before who has not asked"
+        );
+        places.push(Progress { connected: just_now, ..Progress::new() }, false);
+        assert_eq!(places.closed().await, [CONNECTIONS_MAX], "the older one that has not asked");
+        places.push(Progress::new(), true);
+        assert_eq!(places.closed().await, [] as [usize; 0], "who has just come is about to ask");
+        places.push(Progress::new(), false);
+        assert_eq!(places.closed().await, [CONNECTIONS_MAX + 1], "who came before another asks no more");
+    }
+
+    /// What else may lie there, and that it is left alone: [`run_dir`].
     #[tokio::test]
     async fn only_a_socket_that_nobody_listens_on_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, elsewhere) = (dir.path().join(CONTROL_SOCKET), dir.path().join("elsewhere"));
-        std::fs::write(&elsewhere, "precious").unwrap();
+        let path = dir.path().join(CONTROL_SOCKET);
         let refused = |word: &str| {
             let before = std::fs::symlink_metadata(&path).unwrap();
             let text = ControlServer::bind(&path).map(drop).unwrap_err().to_string();
@@ -393,20 +484,6 @@ mod tests {
         };
         std::fs::write(&path, "precious").unwrap();
         refused("is a regular file");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::create_dir(&path).unwrap();
-        refused("is a directory");
-        std::fs::remove_dir(&path).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        refused("is a symbolic link");
-        std::fs::remove_file(&path).unwrap();
-        // One that leads nowhere is no stale socket either.
-        std::os::unix::fs::symlink(dir.path().join("nowhere"), &path).unwrap();
-        refused("is a symbolic link");
-        std::fs::remove_file(&path).unwrap();
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
-        refused("is a pipe or device");
         std::fs::remove_file(&path).unwrap();
         let live = ControlServer::bind(&path).unwrap();
         refused("another live process listens");
@@ -417,7 +494,6 @@ mod tests {
         // Its file stays, and is stale now.
         assert!(path.exists());
         ControlServer::bind(&path).unwrap();
-        assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "precious");
     }
 
     #[test]

@@ -8,7 +8,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::bottleneck::BottleneckReport;
 use super::plan::PlanReport;
+use super::sockets::SocketRow;
+use super::stalls::{StallsReport, WaitReport};
+use super::tasks::TasksReport;
 use crate::exit::Problem;
 
 /// Version of the answers' form.
@@ -38,8 +42,17 @@ pub trait SnapshotSource: Clone + Send + Sync + 'static {
     /// State of every channel of this node, both ends.
     fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;
 
+    /// Who waits at this node, for how long, and why.
+    fn stalls(&self) -> impl Future<Output = Result<StallsReport, Problem>> + Send;
+
     /// The job graph of what is attached to this node and those that it is linked with.
     fn plan(&self) -> impl Future<Output = Result<PlanReport, Problem>> + Send;
+
+    /// What every task of this node and those that it is linked with does.
+    fn tasks(&self) -> impl Future<Output = Result<TasksReport, Problem>> + Send;
+
+    /// What holds the pipelines of these nodes up.
+    fn bottleneck(&self) -> impl Future<Output = Result<BottleneckReport, Problem>> + Send;
 }
 
 /// Answer to `GET /v1/status`.
@@ -64,6 +77,9 @@ pub struct StatusReport {
     /// One entry per data link, sorted by peer and shards.
     #[serde(default)]
     pub links: Vec<LinkRow>,
+    /// One entry per shard that answered, by number.
+    #[serde(default)]
+    pub shards: Vec<ShardRow>,
     /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their links are missing above.
     #[serde(default)]
     pub shards_missing: Vec<u16>,
@@ -94,6 +110,24 @@ pub struct LinkRow {
     pub skipped_frames_total: u64,
     /// Shortest time from a Ping to its Pong; `null` before the first.
     pub round_trip_min_seconds: Option<f64>,
+    /// What its sockets waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<Box<SocketRow>>,
+}
+
+/// One shard's loop, since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ShardRow {
+    /// The shard.
+    pub shard: u16,
+    /// Turns of its loop.
+    pub turns_total: u64,
+    /// Turns longer than 3 ms: the thread was kept from its CPU.
+    pub long_turns_total: u64,
+    /// The longest turn.
+    pub longest_turn_seconds: f64,
+    /// How often it slept.
+    pub parks_total: u64,
 }
 
 /// Memory of all regions, in bytes.
@@ -259,8 +293,16 @@ pub struct ChannelRow {
     pub buffers_total: u64,
     /// Records that crossed this end so far, as the producer counts them.
     pub records_total: u64,
-    /// Time with a backlog and nothing sent, an open interval included.
+    /// Time in which data waited for credit, an open interval included.
     pub send_stalled_seconds_total: f64,
+    /// All waits to be sent, by cause: time without credit is a part of them, divided among those for whom it was
+    /// missing. Only at the sending end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_stalls: Option<Box<WaitReport>>,
+    /// Waits of the producer's application at the quota and the event window of this channel. Only at the sending end; with
+    /// `broadcast` none, since they belong to no single channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emit_stalls: Option<Box<WaitReport>>,
 }
 
 /// Answer to whatever failed.

@@ -309,6 +309,20 @@ pub async fn dial(
     .await
 }
 
+/// Waits until the acceptor has taken a control link that this end has dialled, which it says by its first frame.
+///
+/// # Errors
+/// It has not taken it, and said why: [`HandshakeError::Refused`]; or it said nothing in [`HANDSHAKE_TIMEOUT`]. The
+/// connection is closed.
+pub async fn await_taken(mut stream: TcpStream) -> Result<TcpStream, HandshakeError> {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, hear_verdict(&mut stream)).await {
+        Ok(Ok(())) => Ok(stream),
+        Ok(Err(HandshakeError::LinkOver(failure))) => Err(HandshakeError::Refused(failure)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(HandshakeError::Timeout),
+    }
+}
+
 /// Whether the acceptor goes on with the link: it knows that only once the dialler has proven itself. Its first frame
 /// is a Goodbye, or else the first one of the link, which is left to the socket's next owner.
 async fn hear_verdict(stream: &mut TcpStream) -> Result<(), HandshakeError> {

@@ -230,7 +230,7 @@ pub async fn keep<E>(
         if !*wanted.borrow() {
             continue;
         }
-        let outcome = try_once(&peer, &identity, &options, Purpose::CONTROL).await;
+        let outcome = try_once(&peer, &identity, &options).await;
         drop(place);
         match outcome {
             Ok((stream, found)) => {
@@ -264,7 +264,7 @@ async fn closed(wanted: &mut watch::Receiver<bool>) {
     while wanted.changed().await.is_ok() {}
 }
 
-/// Connects and shakes hands once.
+/// Connects, shakes hands and waits until the peer has taken the control link: once.
 ///
 /// # Errors
 /// One line for people: what was dialled and why it failed.
@@ -272,12 +272,14 @@ pub async fn try_once(
     peer: &PeerAddress,
     identity: &Identity,
     options: &LinkOptions,
-    purpose: Purpose,
 ) -> Result<(TcpStream, Peer), String> {
     let stream = dial::dial(&peer.address, options).await.map_err(|error| error.to_string())?;
-    handshake::dial(stream, identity, purpose, &peer.node)
-        .await
-        .map_err(|error| format!("{}: {error}", peer.address))
+    let failed = |error| format!("{}: {error}", peer.address);
+    let (stream, found) =
+        handshake::dial(stream, identity, Purpose::CONTROL, &peer.node).await.map_err(failed)?;
+    // Whether it wants another link of this node it decides behind the handshake. One that it lets go of at once is none.
+    let stream = handshake::await_taken(stream).await.map_err(failed)?;
+    Ok((stream, found))
 }
 
 /// A number for jitter. Without the system's random numbers there is only less of it.

@@ -87,6 +87,8 @@ pub(super) struct RingState {
     pub(super) place: Place,
     /// The request that asked for it.
     request: u64,
+    /// The cell of the task that has it.
+    task: u32,
     /// Whether its place is free: every consumer has acknowledged the end, or it failed.
     pub(super) has_ended: bool,
     /// Whether neither the client nor the node has closed it.
@@ -140,13 +142,20 @@ impl Attachments {
         Some((self.by_id.get(&key.attachment)?, key))
     }
 
-    /// Adds an open ring, which takes its place and has no memory yet.
-    pub(super) fn insert_ring(&mut self, key: RingKey, request: u64, place: Place, making: Option<MakingId>) {
+    /// Adds an open ring of the task with this cell, which takes its place and has no memory yet.
+    pub(super) fn insert_ring(
+        &mut self,
+        key: RingKey,
+        (request, task): (u64, u32),
+        place: Place,
+        making: Option<MakingId>,
+    ) {
         if let Some(client) = self.by_id.get_mut(&key.attachment) {
             self.by_place.insert(place.clone(), key);
             let state = RingState {
                 place,
                 request,
+                task,
                 has_ended: false,
                 is_open: true,
                 is_let_go: false,

@@ -12,7 +12,7 @@ use weir_flow::exchange::{Name, Shape};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 use weir_flow::pool::budget::{OverBudget, ReservationId};
-use weir_flow::shard::{GateSpec, PartitionSpec};
+use weir_flow::shard::{GateSpec, PartitionSpec, PoolShares};
 use weir_ipc::attach::message::{CreateGate, CreatePartition, ResponseBody};
 
 use super::Node;
@@ -60,7 +60,8 @@ impl Node {
         let continue_without = wanted.continue_without;
         let purpose = Purpose::Partition { key: partition.clone(), task, shape, continue_without };
         let making = self.begin_making(key, request, pools, plan, purpose)?;
-        self.attachments.insert_ring(key, request, Place::Partition(partition), Some(making));
+        let asked = (request, wanted.task);
+        self.attachments.insert_ring(key, asked, Place::Partition(partition), Some(making));
         // Answered by `handle_made`.
         Err(Refusal::Later)
     }
@@ -126,7 +127,7 @@ impl Node {
         };
         self.catalog.handle_gate(key.clone(), task, wants)?;
         self.waiting_gates.insert(key.clone(), WaitingGate { ring, request, pools });
-        self.attachments.insert_ring(ring, request, Place::Gate(key), None);
+        self.attachments.insert_ring(ring, (request, wanted.task), Place::Gate(key), None);
         // Answered by `make_gate`, at once if the catalog knows the shape already.
         Err(Refusal::Later)
     }
@@ -247,8 +248,17 @@ impl Node {
                 }
                 let PartitionKey { exchange, producer } = key;
                 let segments = made.segments;
-                let spec =
-                    PartitionSpec { exchange, producer, shape, incarnation, segments, continue_without };
+                let Pools { quota, overdraft, retention, .. } = making.pools;
+                let pool = PoolShares { quota, overdraft, retention };
+                let spec = PartitionSpec {
+                    exchange,
+                    producer,
+                    shape,
+                    incarnation,
+                    segments,
+                    pool,
+                    continue_without,
+                };
                 let body = ResponseBody::Partition {
                     ring: making.ring.ring,
                     segments,

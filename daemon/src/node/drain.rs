@@ -100,6 +100,7 @@ impl Node {
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
+            probes: self.options.observer.line(),
         };
         let shards = self.shards.clone();
         self.tasks.spawn(async move {

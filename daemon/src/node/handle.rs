@@ -4,8 +4,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::NodeEvent;
 use super::report::NodeReport;
+use super::stats::TasksFacts;
+use crate::control::bottleneck::BottleneckReport;
 use crate::control::plan::PlanReport;
 use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
+use crate::control::stalls::StallsReport;
+use crate::control::tasks::TasksReport;
 use crate::exit::{Exit, Problem};
 
 /// A way to a running node, cheap to clone.
@@ -33,6 +37,15 @@ impl NodeHandle {
     }
 }
 
+impl NodeHandle {
+    async fn tasks_facts(&self) -> Result<TasksFacts, Problem> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Problem::new(Exit::Failed, "the daemon is stopping");
+        self.events.send(NodeEvent::Tasks { reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}
+
 impl SnapshotSource for NodeHandle {
     async fn status(&self) -> Result<StatusReport, Problem> {
         Ok(self.report().await?.status())
@@ -42,10 +55,22 @@ impl SnapshotSource for NodeHandle {
         Ok(self.report().await?.channels())
     }
 
+    async fn stalls(&self) -> Result<StallsReport, Problem> {
+        Ok(self.report().await?.stalls())
+    }
+
     async fn plan(&self) -> Result<PlanReport, Problem> {
         let (reply, answer) = oneshot::channel();
         let gone = || Problem::new(Exit::Failed, "the daemon is stopping");
         self.events.send(NodeEvent::Plan { reply }).await.map_err(|_| gone())?;
         Ok(answer.await.map_err(|_| gone())?.report())
+    }
+
+    async fn tasks(&self) -> Result<TasksReport, Problem> {
+        Ok(self.tasks_facts().await?.tasks())
+    }
+
+    async fn bottleneck(&self) -> Result<BottleneckReport, Problem> {
+        Ok(self.tasks_facts().await?.bottleneck())
     }
 }

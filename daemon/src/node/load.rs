@@ -62,8 +62,12 @@ mod tests {
     fn sample(shard: u16, bytes_total: u64) -> ShardSnapshot {
         ShardSnapshot {
             shard,
+            at: weir_flow::ids::Time(0),
+            partitions: Vec::new(),
+            gates: Vec::new(),
             channels: Vec::new(),
             links: Vec::new(),
+            sockets: std::collections::BTreeMap::new(),
             counts: ShardCounts::default(),
             bytes_total,
             turns: TurnStats::default(),

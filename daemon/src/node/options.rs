@@ -13,6 +13,7 @@ use crate::link::listen::ListenError;
 use crate::link::options::{LinkOptions, OptionError};
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::memory::HugepageMode;
+use crate::observe::sockets::Observer;
 
 /// Everything that a node needs to know. Made from the configuration.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct NodeOptions {
     pub heartbeat: Heartbeat,
     /// Longest time that a drain may take.
     pub drain_timeout: Duration,
+    /// What watches the sockets of data links.
+    pub(crate) observer: Observer,
 }
 
 /// Why a node does not start.

@@ -52,6 +52,8 @@ struct PeerState {
     link: Option<ControlLink>,
     /// Why there is no link.
     reason: Option<String>,
+    /// The earlier life that is refused beside the link, again and again.
+    contested: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -148,6 +150,16 @@ impl Peers {
             .collect()
     }
 
+    /// Sends a message to every linked peer that has taken most of what it was told before. For what comes again anyway: that
+    /// it is late is no reason to lose a link.
+    pub(super) fn send_if_idle(&self, message: &Message) {
+        let outboxes = self.by_name.values().filter_map(|state| state.link.as_ref().map(|link| &link.outbox));
+        for outbox in outboxes.filter(|outbox| outbox.capacity() > OUTBOX_MESSAGES / 2) {
+            // Of a link that has ended the node is about to hear.
+            let _ = outbox.try_send(message.clone());
+        }
+    }
+
     /// Every peer that is known or was linked, by name. `now` is the time since the node started.
     pub(super) fn reports(&self, now: Duration, data_links: impl Fn(&Name) -> usize) -> Vec<PeerReport> {
         let known = self.by_name.iter().map(|(name, state)| PeerReport {
@@ -231,6 +243,10 @@ impl Node {
                 let Some(state) = self.peers.by_name.get_mut(name) else {
                     return;
                 };
+                // The peer has the link that is there: it wants no second one.
+                if state.link.is_some() {
+                    return tracing::debug!(peer = %name, reason, "another control link is not there");
+                }
                 // Once per reason: dialling goes on every second.
                 if state.reason.as_ref() != Some(&reason) {
                     tracing::warn!(peer = %name, reason, "cannot link with a peer; dialling goes on");
@@ -292,7 +308,7 @@ impl Node {
         let Candidate { stream, dialled, listens, held, .. } = new;
         self.peers.absent.remove(&name);
         state.link = Some(ControlLink { id, dialled, epoch, listens, outbox, _held: held });
-        state.reason = None;
+        (state.reason, state.contested) = (None, None);
         state.set_wanted();
         self.peers.by_link.insert(id, name.clone());
         if let Some(later) = self.links.handle_life(&name, epoch, &mut self.steps) {
@@ -300,6 +316,7 @@ impl Node {
                 linked now: its clock was set back, or there are two nodes of this name");
         }
         self.catalog.handle_peer_found(&name);
+        self.seen.begin(&name);
         let (events, heartbeat) = (self.events.clone(), self.options.heartbeat);
         self.tasks.spawn(async move {
             let wrap = |message| NodeEvent::Control { link: id, message };
@@ -309,18 +326,22 @@ impl Node {
     }
 
     /// Why a new link of this peer is not taken while the old one is there.
-    fn contested(&self, name: &Name, old_epoch: u64, new_epoch: u64) -> Failure {
+    fn contested(&mut self, name: &Name, old_epoch: u64, new_epoch: u64) -> Failure {
         let own = &self.identity.node;
         if new_epoch >= old_epoch {
             let text = format!("nodes {own} and {name} are linked already");
             return Failure::new(FailureCode::LinkLost, text);
         }
-        tracing::warn!(
-            peer = %name,
-            linked = old_epoch,
-            refused = new_epoch,
-            "two daemons use this name, and the one that was started later is linked; or a clock was set back"
-        );
+        let told = self.peers.by_name.get_mut(name).and_then(|state| state.contested.replace(new_epoch));
+        // Once for each: it goes on dialling.
+        if told != Some(new_epoch) {
+            tracing::warn!(
+                peer = %name,
+                linked = old_epoch,
+                refused = new_epoch,
+                "two daemons use this name, and the one that was started later is linked; or a clock was set back"
+            );
+        }
         let text = format!(
             "another node {name}, which was started later, is linked with {own}; needed: a name of its own for each \
              node; or, if there is one only, to wait until its earlier life counts as lost: its clock was set back \
@@ -369,8 +390,10 @@ impl Node {
         let Some(name) = self.peers.by_link.get(&link).cloned() else {
             return;
         };
-        let Message::Catalog { entries } = message else {
-            return;
+        let entries = match message {
+            Message::Catalog { entries } => entries,
+            Message::Stats { stats } => return self.handle_stats(&name, stats),
+            _ => return,
         };
         self.forget_gone(&name, &entries);
         if let Err(error) = self.catalog.handle_remote(&name, entries) {

@@ -15,7 +15,7 @@ use crate::control::snapshot::SCHEMA_VERSION;
 use graph::{End, Graph, Side};
 
 /// What the node knows by itself, at one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PlanFacts {
     ends: Vec<End>,
     included: Vec<String>,
@@ -43,18 +43,22 @@ impl PlanFacts {
 impl Node {
     /// Somebody asks for the plan.
     pub(super) fn handle_plan(&self, reply: oneshot::Sender<PlanFacts>) {
+        // The asker may have given up.
+        let _ = reply.send(self.plan_facts());
+    }
+
+    /// What the node knows of what is attached where.
+    pub(super) fn plan_facts(&self) -> PlanFacts {
         let (linked, missing) = self.peers.linked_and_missing();
         let mut included: Vec<String> = linked.iter().map(ToString::to_string).collect();
         included.push(self.options.node.to_string());
         included.sort();
-        let facts = PlanFacts {
+        PlanFacts {
             ends: ends(&self.catalog),
             included,
             missing,
             missing_unnamed: self.peers.missing_unnamed(),
-        };
-        // The asker may have given up.
-        let _ = reply.send(facts);
+        }
     }
 }
 

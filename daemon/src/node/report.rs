@@ -4,15 +4,18 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
+use weir_flow::ids::LinkId;
 use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
-    SHARD_ANSWER_TIMEOUT, StatusReport, Subsystem,
+    SHARD_ANSWER_TIMEOUT, ShardRow, StatusReport, Subsystem,
 };
+use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
 use crate::memory::{HugepageMode, cgroup, system};
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
+use crate::shard::stall::TurnStats;
 
 /// What helps a shard that does not answer.
 const SLOW_SHARD_FIX: &str = "give the daemon more CPU time, or set fewer shards";
@@ -62,6 +65,8 @@ pub(super) struct NodeFacts {
     pub(super) vanished: Vec<String>,
     /// The last stranger that was refused, if any.
     pub(super) refused: Option<String>,
+    /// How sockets are observed.
+    pub(super) probes: Subsystem,
 }
 
 /// Everything, at about one moment.
@@ -108,6 +113,7 @@ impl NodeReport {
         subsystems.push(budget_line(facts.memory, &facts.kept, memory_limit(facts.regions.mode)));
         subsystems.push(self.io_line());
         subsystems.push(self.shards_line());
+        subsystems.push(facts.probes.clone());
         subsystems.push(Subsystem::ok(
             "attach",
             format!("{} of {} attachments", facts.attachments, facts.attachments_max),
@@ -122,8 +128,15 @@ impl NodeReport {
             memory: facts.memory,
             subsystems,
             links,
+            shards: self.shard_rows(),
             shards_missing: missing,
         }
+    }
+
+    fn shard_rows(&self) -> Vec<ShardRow> {
+        let mut rows: Vec<ShardRow> = self.shards.iter().map(shard_row).collect();
+        rows.sort_by_key(|row| row.shard);
+        rows
     }
 
     /// Shards that did not answer.
@@ -137,7 +150,10 @@ impl NodeReport {
         let mut channels: Vec<ChannelRow> = self
             .shards
             .iter()
-            .flat_map(|shard| shard.channels.iter().map(|channel| channel_row(shard.shard, channel)))
+            .flat_map(|shard| {
+                let clocks = Clocks::now(shard.at);
+                shard.channels.iter().map(move |channel| channel_row(shard.shard, channel, &clocks))
+            })
             .collect();
         channels.sort_by(|a, b| {
             (&a.exchange, a.side, a.producer, a.consumer).cmp(&(&b.exchange, b.side, b.producer, b.consumer))
@@ -146,11 +162,25 @@ impl NodeReport {
         ChannelsReport { schema_version: SCHEMA_VERSION, node, channels, shards_missing }
     }
 
+    /// The answer to `GET /v1/stalls`.
+    pub(super) fn stalls(&self) -> StallsReport {
+        let (node, shards) = (self.facts.node.as_str(), self.shards.as_slice());
+        StallsSource { node, shards, links: self.numbered_links(), shards_missing: self.missing() }.report()
+    }
+
     fn links(&self) -> Vec<LinkRow> {
+        self.numbered_links().into_iter().map(|(_, row)| row).collect()
+    }
+
+    /// Every link with the number that its shard has for it.
+    fn numbered_links(&self) -> Vec<(LinkId, LinkRow)> {
         let rows = self.shards.iter();
-        let mut rows: Vec<LinkRow> =
-            rows.flat_map(|shard| shard.links.iter().map(|link| link_row(shard.shard, link))).collect();
-        rows.sort_by(|a, b| (&a.peer, a.shard, a.peer_shard).cmp(&(&b.peer, b.shard, b.peer_shard)));
+        let mut rows: Vec<(LinkId, LinkRow)> = rows
+            .flat_map(|shard| shard.links.iter().map(|link| (link.link, link_row(shard, link))))
+            .collect();
+        rows.sort_by(|(_, a), (_, b)| {
+            (&a.peer, a.shard, a.peer_shard).cmp(&(&b.peer, b.shard, b.peer_shard))
+        });
         rows
     }
 
@@ -320,10 +350,21 @@ fn mebibytes(bytes: u64) -> String {
     }
 }
 
-fn link_row(shard: u16, link: &LinkStats) -> LinkRow {
+fn shard_row(snapshot: &ShardSnapshot) -> ShardRow {
+    let TurnStats { turns, long_turns, longest_ns, parks, .. } = snapshot.turns;
+    ShardRow {
+        shard: snapshot.shard,
+        turns_total: turns,
+        long_turns_total: long_turns,
+        longest_turn_seconds: longest_ns as f64 / 1e9,
+        parks_total: parks,
+    }
+}
+
+fn link_row(shard: &ShardSnapshot, link: &LinkStats) -> LinkRow {
     LinkRow {
         peer: link.peer.to_string(),
-        shard,
+        shard: shard.shard,
         peer_shard: link.peer_shard,
         state: link.state.to_owned(),
         sent_bytes_total: link.sent_bytes_total,
@@ -333,10 +374,13 @@ fn link_row(shard: u16, link: &LinkStats) -> LinkRow {
         resent_bytes_total: link.resent_bytes_total,
         skipped_frames_total: link.skipped_frames_total,
         round_trip_min_seconds: link.round_trip_min_ns.map(|ns| ns as f64 / 1e9),
+        socket: shard.sockets.get(&link.link).and_then(|account| account.row()).map(Box::new),
     }
 }
 
-fn channel_row(shard: u16, channel: &ChannelStats) -> ChannelRow {
+fn channel_row(shard: u16, channel: &ChannelStats, clocks: &Clocks) -> ChannelRow {
+    let is_sending = channel.side == Side::Send;
+    let waits = |stalls| is_sending.then(|| Box::new(WaitReport::new(stalls, clocks)));
     ChannelRow {
         exchange: channel.exchange.to_string(),
         side: match channel.side {
@@ -362,6 +406,8 @@ fn channel_row(shard: u16, channel: &ChannelStats) -> ChannelRow {
         records_total: channel.records_total,
         // Nanoseconds of a century still have 53 bits' worth of microseconds.
         send_stalled_seconds_total: channel.send_stalled_ns as f64 / 1e9,
+        send_stalls: waits(&channel.stalls),
+        emit_stalls: waits(&channel.emit),
     }
 }
 
@@ -374,6 +420,10 @@ mod tests {
     use super::*;
     use crate::control::snapshot::Health;
     use crate::memory::{HUGEPAGE_BYTES, planned_bytes};
+    use crate::observe::probes::cause::Cause;
+    use crate::observe::sockets::{Observer, SocketAccount};
+
+    use std::collections::BTreeMap;
 
     const PAGE: &str = include_str!("../../../docs/operations.md");
 
@@ -394,13 +444,14 @@ mod tests {
             is_draining: true,
             vanished: Vec::new(),
             refused: None,
+            probes: Observer::without(Cause::NoBpfCapability).line(),
         };
         NodeReport { facts, shards: Vec::new() }
     }
 
     fn link(state: LinkState) -> LinkStats {
         LinkStats {
-            link: weir_flow::ids::LinkId(1),
+            link: LinkId(1),
             peer: "b".parse().unwrap(),
             peer_shard: 1,
             state: state.as_str(),
@@ -433,6 +484,22 @@ mod tests {
     }
 
     #[test]
+    fn what_sockets_waited_for_stands_at_their_link_and_at_no_other() {
+        let other = LinkStats { link: LinkId(2), peer_shard: 0, ..link(LinkState::Established) };
+        let account = SocketAccount { sockets: 3, approximate: true, ..SocketAccount::default() };
+        let mut report = report(Vec::new());
+        report.shards.push(ShardSnapshot {
+            links: vec![link(LinkState::Established), other],
+            sockets: BTreeMap::from([(LinkId(1), account)]),
+            ..empty_snapshot()
+        });
+        let links = report.status().links;
+        let socket = links[1].socket.clone().unwrap();
+        assert_eq!((socket.sockets_total, socket.approximate, socket.idle_seconds_total), (3, true, None));
+        assert_eq!((links[0].peer_shard, links[0].socket.clone()), (0, None));
+    }
+
+    #[test]
     fn what_a_shard_that_does_not_answer_has_is_not_counted_as_nothing() {
         let mut report = report(Vec::new());
         report.facts.shards = 3;
@@ -459,11 +526,15 @@ mod tests {
     fn empty_snapshot() -> ShardSnapshot {
         ShardSnapshot {
             shard: 0,
+            at: weir_flow::ids::Time(0),
+            partitions: Vec::new(),
+            gates: Vec::new(),
             channels: Vec::new(),
             links: Vec::new(),
+            sockets: BTreeMap::new(),
             counts: crate::shard::mailbox::ShardCounts::default(),
             bytes_total: 0,
-            turns: crate::shard::stall::TurnStats::default(),
+            turns: TurnStats::default(),
             ring_level: "io_uring level oldest: multishot receive".to_owned(),
         }
     }

@@ -150,6 +150,7 @@ impl Node {
 
     /// Nobody can be connected to a peer that is gone; when it is back, the catalog asks anew.
     pub(super) fn forget_peer(&mut self, peer: &Name) {
+        self.seen.forget(peer);
         self.catalog.handle_peer_lost(peer);
         let waiters = self.links.forget_waiters(peer, |_| true);
         self.unbind(waiters);

@@ -11,7 +11,7 @@
 //! and the core before the node, which may bring the next socket then.
 
 use std::mem;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use weir_flow::ids::{LinkId, Time};
@@ -32,6 +32,7 @@ impl<R: Ring> ShardLoop<R> {
         peer_grace: Duration,
         now: Time,
     ) {
+        let watch = self.options.observer.watch(socket.as_fd());
         let slot = match self.ring.add_socket(socket) {
             Ok(slot) => slot,
             Err(error) => {
@@ -42,7 +43,7 @@ impl<R: Ring> ShardLoop<R> {
         let peer_grace_ns = u64::try_from(peer_grace.as_nanos()).unwrap_or(u64::MAX);
         let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard, peer_grace_ns };
         let link = self.core.handle_link(spec, now);
-        self.links.insert(link, key, slot);
+        self.links.insert(link, key, slot, watch);
         if let Err(error) = self.ring.receive(slot) {
             return self.close_link(link, error.to_string(), now);
         }
@@ -68,9 +69,10 @@ impl<R: Ring> ShardLoop<R> {
         {
             return;
         }
+        let watch = self.options.observer.watch(socket.as_fd());
         match self.ring.add_socket(socket) {
             Ok(slot) => {
-                self.links.set_socket(id, slot);
+                self.links.set_socket(id, slot, watch);
                 if let Err(error) = self.ring.receive(slot) {
                     self.lose_link(id, error.to_string());
                 }
@@ -105,6 +107,7 @@ impl<R: Ring> ShardLoop<R> {
             Carrier::Socket(socket) => {
                 let socket = *socket;
                 link.carrier = Carrier::Closing { socket, reason, is_last };
+                link.release_watch();
                 self.ring.close_socket(socket);
             }
             Carrier::Closing { reason: old, is_last: was_last, .. } if is_last && !*was_last => {

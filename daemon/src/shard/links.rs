@@ -6,6 +6,10 @@ use weir_flow::ids::LinkId;
 
 use super::mailbox::LinkKey;
 use crate::io::{SendBatch, SocketSlot};
+use crate::observe::sockets::{SocketAccount, SocketWatch};
+
+/// Sockets without probes that are looked at in one turn.
+const SAMPLES_PER_TURN: usize = 4;
 
 /// One data link, over all its sockets.
 pub(super) struct Link {
@@ -13,9 +17,35 @@ pub(super) struct Link {
     pub(super) carrier: Carrier,
     /// Sends in a row that the kernel could not read all of.
     pub(super) unread_sends: u32,
+    /// What watches its socket; also one that is being closed.
+    pub(super) watch: Option<SocketWatch>,
+    /// What was known of its sockets before that.
+    past: SocketAccount,
 }
 
 impl Link {
+    /// What its sockets waited for until now.
+    pub(super) fn socket_account(&self) -> SocketAccount {
+        let mut account = self.past.clone();
+        if let Some(watch) = &self.watch {
+            account += watch.account();
+        }
+        account
+    }
+
+    /// Its socket is about to be closed.
+    pub(super) fn release_watch(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            watch.release();
+        }
+    }
+
+    /// Its socket is gone: what was known of it is kept.
+    fn end_watch(&mut self) {
+        self.past = self.socket_account();
+        self.watch = None;
+    }
+
     /// Why nothing carries it; empty if something does.
     pub(super) fn lost_reason(&self) -> String {
         match &self.carrier {
@@ -54,17 +84,20 @@ pub(super) struct Links {
 
 impl Links {
     /// Adds a link with its first socket.
-    pub(super) fn insert(&mut self, id: LinkId, key: LinkKey, socket: SocketSlot) {
+    pub(super) fn insert(&mut self, id: LinkId, key: LinkKey, socket: SocketSlot, watch: SocketWatch) {
         self.by_socket.insert(socket, id);
         self.by_key.insert(key.clone(), id);
-        self.by_id.insert(id, Link { key, carrier: Carrier::Socket(socket), unread_sends: 0 });
+        let (carrier, past) = (Carrier::Socket(socket), SocketAccount::default());
+        self.by_id.insert(id, Link { key, carrier, unread_sends: 0, watch: Some(watch), past });
     }
 
     /// Another socket carries a link.
-    pub(super) fn set_socket(&mut self, id: LinkId, socket: SocketSlot) {
+    pub(super) fn set_socket(&mut self, id: LinkId, socket: SocketSlot, watch: SocketWatch) {
         if let Some(link) = self.by_id.get_mut(&id) {
             link.carrier = Carrier::Socket(socket);
             link.unread_sends = 0;
+            link.end_watch();
+            link.watch = Some(watch);
             self.by_socket.insert(socket, id);
         }
     }
@@ -79,6 +112,7 @@ impl Links {
             return None;
         };
         link.carrier = Carrier::Nothing { reason: reason.clone() };
+        link.end_watch();
         Some((id, reason, is_last))
     }
 
@@ -129,11 +163,76 @@ impl Links {
         Some(link)
     }
 
+    /// What the sockets of every link waited for.
+    pub(super) fn socket_accounts(&self) -> BTreeMap<LinkId, SocketAccount> {
+        self.by_id.iter().map(|(id, link)| (*id, link.socket_account())).collect()
+    }
+
+    /// Looks at sockets that have no probes and that were not looked at for a while. No timer runs for it: what it finds
+    /// are sums, which lose nothing by being read late.
+    pub(super) fn sample_sockets(&mut self, now_ns: u64) {
+        let watches = self.by_id.values_mut().filter_map(|link| link.watch.as_mut());
+        watches
+            .filter(|watch| watch.is_due(now_ns))
+            .take(SAMPLES_PER_TURN)
+            .for_each(|watch| watch.sample(now_ns));
+    }
+
     pub(super) fn ids(&self) -> Vec<LinkId> {
         self.by_id.keys().copied().collect()
     }
 
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use super::*;
+    use crate::io::Ring;
+    use crate::io::fake::FakeRing;
+    use crate::observe::probes::cause::Cause;
+    use crate::observe::sockets::Observer;
+
+    /// A connected socket, in a ring and watched.
+    fn socket(ring: &mut FakeRing, observer: &Observer) -> (SocketSlot, SocketWatch) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let watch = observer.watch(socket.as_fd());
+        (ring.add_socket(socket).unwrap(), watch)
+    }
+
+    #[test]
+    fn what_the_sockets_of_a_link_waited_for_is_added_up_and_known_when_it_has_none() {
+        let (mut ring, mut links) = (FakeRing::new(), Links::default());
+        let observer = Observer::without(Cause::SwitchedOff);
+        let key = LinkKey { peer: "b".parse().unwrap(), local_shard: 0, peer_shard: 0, dialled: true };
+        let id = LinkId(7);
+        let known = |links: &Links| {
+            let account = &links.socket_accounts()[&id];
+            assert_eq!(account.state_ns.unwrap().iter().sum::<u64>(), account.watched_ns);
+            (account.sockets, account.state.is_some(), account.watched_ns)
+        };
+        let (first, watch) = socket(&mut ring, &observer);
+        links.insert(id, key, first, watch);
+        let now = known(&links);
+        assert_eq!((now.0, now.1), (1, true));
+
+        let link = links.get_mut(id).unwrap();
+        link.carrier = Carrier::Closing { socket: first, reason: "lost".to_owned(), is_last: false };
+        link.release_watch();
+        let closing = known(&links);
+        assert!(closing.0 == 1 && !closing.1 && closing.2 >= now.2);
+        assert_eq!(links.take_closed(first), Some((id, "lost".to_owned(), false)));
+        assert_eq!(known(&links), closing, "time goes on without a socket");
+
+        let (second, watch) = socket(&mut ring, &observer);
+        links.set_socket(id, second, watch);
+        let again = known(&links);
+        assert!(again.0 == 2 && again.1 && again.2 >= closing.2);
     }
 }

@@ -7,6 +7,7 @@
 //! The order of messages to one shard is kept, so [`ToShard::ConnectProducer`] finds the link that an earlier
 //! [`ToShard::AddLink`] brought.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -17,15 +18,16 @@ use rustix::io::Errno;
 use tokio::sync::oneshot;
 use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
-use weir_flow::ids::{ProducerIndex, ProducerLife};
+use weir_flow::ids::{LinkId, ProducerIndex, ProducerLife, Time};
 use weir_flow::shard::{GateSpec, PartitionSpec};
-use weir_flow::stats::{ChannelStats, LinkStats};
+use weir_flow::stats::{ChannelStats, GateStats, LinkStats, PartitionStats};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::partition_port::PartitionEndpoint;
 use weir_ipc::session::SessionEndpoint;
 
 use super::stall::TurnStats;
 use crate::memory::{ReceiveRegion, SendRegion};
+use crate::observe::sockets::SocketAccount;
 
 /// One client process' session. Never reused while the daemon lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -227,10 +229,18 @@ pub enum ToNode {
 pub struct ShardSnapshot {
     /// Which shard.
     pub shard: u16,
+    /// When that was, by the clock of all times in it.
+    pub at: Time,
     /// Both ends of every channel that lives here.
     pub channels: Vec<ChannelStats>,
+    /// The pool of every partition.
+    pub partitions: Vec<PartitionStats>,
+    /// The pool of every gate.
+    pub gates: Vec<GateStats>,
     /// Every data link that ends here, also one that waits for another socket.
     pub links: Vec<LinkStats>,
+    /// What the sockets of each waited for.
+    pub(crate) sockets: BTreeMap<LinkId, SocketAccount>,
     /// Attachments, partitions, gates and links.
     pub counts: ShardCounts,
     /// Payload bytes moved since the start, both directions: what placement compares.

@@ -18,6 +18,7 @@ mod rings;
 mod run;
 pub mod stall;
 mod transmit;
+mod waits;
 
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,7 @@ use super::budget;
 use super::mailbox::{AttachmentId, ToNode};
 use super::rings::GateRing;
 use super::run::ShardLoop;
+use super::waits;
 use crate::io::Ring;
 
 impl<R: Ring> ShardLoop<R> {
@@ -50,24 +51,27 @@ impl<R: Ring> ShardLoop<R> {
         let mut partitions = mem::take(&mut self.lists.partitions);
         self.core.take_partitions(&mut partitions);
         for id in partitions.drain(..) {
-            if let Err((attachment, text)) = self.publish_partition(id) {
+            if let Err((attachment, text)) = self.publish_partition(id, now) {
                 self.distrust(attachment, text, now);
             }
         }
         self.lists.partitions = partitions;
     }
 
-    fn publish_partition(&mut self, id: PartitionId) -> Result<(), (AttachmentId, String)> {
+    fn publish_partition(&mut self, id: PartitionId, now: Time) -> Result<(), (AttachmentId, String)> {
         let Some(partition) = self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open) else {
             // Its client is gone; what the core still says of it has no reader.
             while self.core.poll_update(id).is_some() {}
             return Ok(());
         };
         let attachment = partition.key.attachment;
+        // Before it is told what may end its wait.
+        waits::look(&mut self.core, id, partition, now).map_err(|fault| (attachment, fault.to_string()))?;
         while let Some(update) = self.core.poll_update(id) {
             let (returned, message) = match update {
                 PartitionUpdate::Returned(segment) => (Returned::Segment(segment.0), None),
                 PartitionUpdate::Finished => {
+                    partition.is_finished = true;
                     (Returned::Finished, Some(ToNode::PartitionFinished { key: partition.key }))
                 }
                 PartitionUpdate::Failed(failure) => {

@@ -12,6 +12,7 @@ use super::budget;
 use super::mailbox::{AttachmentId, RingKey, ShardCounts, ShardSnapshot, ToNode, ToShard};
 use super::rings::{GateRing, PartitionRing, Target};
 use super::run::{Drain, ShardLoop};
+use super::waits;
 use crate::io::{Chunk, Completion, Ring, SocketSlot};
 
 impl<R: Ring> ShardLoop<R> {
@@ -60,10 +61,9 @@ impl<R: Ring> ShardLoop<R> {
                 self.tell(ToNode::RingReleased { key });
             }
             ToShard::AddPartition { key, spec, endpoint, region } => {
+                let builders = spec.shape.builders(spec.producer);
                 let id = self.core.handle_partition(spec, now);
-                self.rings
-                    .partitions
-                    .insert(id, PartitionRing { key, endpoint, region, is_open: true, has_holes: false });
+                self.rings.partitions.insert(id, PartitionRing::new(key, endpoint, region, builders));
                 self.attachments.set_target(key, Target::Partition(id));
                 self.lists.unfinished.push(key);
             }
@@ -99,7 +99,8 @@ impl<R: Ring> ShardLoop<R> {
         }
     }
 
-    /// Closes a partition or gate. The client of a failed one is told, as its last word.
+    /// Closes a partition or gate. The client of a failed one is told, as its last word; not that of a partition that has
+    /// finished, which may not have looked yet, as when its daemon stops.
     fn close_ring(&mut self, key: RingKey, failure: Option<Failure>, now: Time) {
         match self.attachments.target(key) {
             Some(Target::Partition(id)) => {
@@ -107,7 +108,7 @@ impl<R: Ring> ShardLoop<R> {
                     self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open)
                 {
                     partition.is_open = false;
-                    if let Some(failure) = &failure {
+                    if let Some(failure) = failure.as_ref().filter(|_| !partition.is_finished) {
                         let last_word =
                             Returned::Failed { code: failure.code as u16, text: failure.text.clone() };
                         // A client whose ring is full or whose cursors lie does not hear it, to its own loss.
@@ -156,12 +157,18 @@ impl<R: Ring> ShardLoop<R> {
         }
     }
 
-    fn snapshot(&self, now: Time) -> ShardSnapshot {
+    fn snapshot(&mut self, now: Time) -> ShardSnapshot {
+        self.look_at_all_waits(now);
+        self.core.settle_stalls(now);
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         ShardSnapshot {
             shard: self.options.shard,
+            at: now,
             channels: self.core.channels(now).collect(),
+            partitions: self.core.partitions(now).collect(),
+            gates: self.core.gates().collect(),
             links: self.core.links().collect(),
+            sockets: self.links.socket_accounts(),
             counts: ShardCounts {
                 attachments: count(self.attachments.len()),
                 partitions: count(self.rings.partitions.len()),
@@ -207,6 +214,10 @@ impl<R: Ring> ShardLoop<R> {
         self.bytes_total += bytes.len() as u64;
         let open = self.links.of_socket(socket).filter(|id| self.links.socket(*id) == Some(socket));
         let broken = open.and_then(|link| {
+            let age_ns = self.links.get(link).and_then(|link| link.watch.as_ref()?.receive_age_ns());
+            if let Some(age_ns) = age_ns {
+                self.core.handle_receive_age(link, age_ns);
+            }
             let outcome = self.core.handle_received(link, bytes, &mut self.rings.gates, now);
             outcome.err().map(|error| (link, error))
         });
@@ -241,6 +252,8 @@ impl<R: Ring> ShardLoop<R> {
         let Some(partition) = self.rings.partitions.get_mut(&id).filter(|partition| partition.is_open) else {
             return Ok(());
         };
+        // Before its submissions: what they bring begins no wait that was going on.
+        waits::look(&mut self.core, id, partition, now).map_err(|fault| fault.to_string())?;
         for _ in 0..budget::RING_ENTRIES {
             let Some(entry) = partition.endpoint.pop().map_err(|fault| fault.to_string())? else {
                 return Ok(());

@@ -9,6 +9,7 @@ use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::partition_port::PartitionEndpoint;
 
 use super::mailbox::RingKey;
+use super::waits::SeenWaits;
 use crate::memory::{ReceiveRegion, SendRegion};
 
 /// A result partition. Its memory stays until the core says that no frame refers to it; its rings are served only
@@ -18,8 +19,34 @@ pub(super) struct PartitionRing {
     pub(super) endpoint: PartitionEndpoint,
     pub(super) region: Arc<SendRegion>,
     pub(super) is_open: bool,
+    /// Its client was told that everything has arrived. Nothing that comes later changes that.
+    pub(super) is_finished: bool,
     /// Its client took memory away that the kernel was to send from. Where a frame was begun, zeros take its place.
     pub(super) has_holes: bool,
+    /// How many places its client writes into: subpartitions, or one for all with `broadcast`.
+    pub(super) builders: u32,
+    pub(super) waits: SeenWaits,
+}
+
+impl PartitionRing {
+    /// The rings and the memory of a partition that has just come.
+    pub(super) fn new(
+        key: RingKey,
+        endpoint: PartitionEndpoint,
+        region: Arc<SendRegion>,
+        builders: u32,
+    ) -> Self {
+        Self {
+            key,
+            endpoint,
+            region,
+            is_open: true,
+            is_finished: false,
+            has_holes: false,
+            builders,
+            waits: SeenWaits::default(),
+        }
+    }
 }
 
 /// An input gate.

@@ -19,6 +19,7 @@ use super::mailbox::{RingKey, ShardInbox, ToNode};
 use super::rings::Rings;
 use super::stall::StallDetector;
 use crate::io::{Ring, WatchId};
+use crate::observe::sockets::Observer;
 
 /// The watch of the mailbox; those of attachments follow from 1.
 const MAILBOX: WatchId = WatchId(0);
@@ -33,6 +34,8 @@ pub struct ShardOptions {
     pub ring_level: String,
     /// How long to look for work before sleeping; zero on a machine without cores to spare.
     pub spin: Duration,
+    /// What watches the sockets of links.
+    pub(crate) observer: Observer,
 }
 
 /// A shard with everything it owns. The ring stands first: it is torn down before the memory that it refers to.
@@ -144,6 +147,7 @@ impl<R: Ring> ShardLoop<R> {
         self.transmit(now);
         self.take_notices(now);
         self.finish_drain();
+        self.links.sample_sockets(now.0);
         if let Some(length_ns) = self.stall.turn_ends(clock::now()) {
             tracing::debug!(shard = self.options.shard, length_ns, "a long turn");
         }

@@ -3,6 +3,7 @@
 
 mod client;
 mod resuming;
+mod waits;
 mod world;
 
 use weir_flow::exchange::Strategy;

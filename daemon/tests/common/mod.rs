@@ -20,6 +20,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The program under test.
 pub(crate) const WEIR: &str = env!("CARGO_BIN_EXE_weir");
 
+/// The configuration of daemons that are not told otherwise. Loading kernel probes takes a quarter of a second of CPU time
+/// without optimisation, and most tests start many daemons: what is tested of probes says that it wants them.
+const WITHOUT_PROBES: &str = "[observe]\nprobes = \"off\"\n";
+
 /// A daemon in a process of its own.
 pub(crate) struct Daemon {
     pub(crate) run_dir: PathBuf,
@@ -52,7 +56,7 @@ impl Daemon {
         let log = directory.join(format!("{}.log", options.name));
         let config = directory.join(format!("{}.toml", options.name));
         if !config.exists() {
-            File::create(&config).expect("a configuration file");
+            std::fs::write(&config, WITHOUT_PROBES).expect("a configuration file");
         }
         let mut command = prefixed(options.prefix, options.program);
         command.arg("daemon").arg("--config").arg(config).args([
@@ -164,6 +168,7 @@ impl Pair {
     fn start_both(extra: &[&str], config: &str) -> Self {
         let directory = TempDir::new().expect("a directory");
         for name in ["a.toml", "b.toml"] {
+            let config = format!("{WITHOUT_PROBES}{config}");
             std::fs::write(directory.path().join(name), config).expect("a configuration file");
         }
         let (first, second) = (free_address(), free_address());

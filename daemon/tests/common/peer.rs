@@ -123,6 +123,10 @@ impl Persona {
             }
             other => panic!("no Hello with CONFIRM but {other:?}"),
         }
+        if hello.kind == LinkKind::Control {
+            // So says an acceptor that it has taken the link.
+            line.send(&Message::Ping { token: 0 });
+        }
         (line, hello)
     }
 }

@@ -1,7 +1,11 @@
 //! What clients can do to memory: cut it, punch it, keep it, hoard it.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
@@ -15,7 +19,10 @@ use super::clients::healthy::Healthy;
 use super::clients::life::{ATTACKS, Life};
 use super::clients::raw::{Ended, RawClient};
 use super::clients::resources::{Resources, detail};
-use super::common::{Daemon, DaemonOptions, Guarded, PATIENCE, eventually, free_address, memory_used};
+use super::common::{
+    Daemon, DaemonOptions, Guarded, PATIENCE, eventually, feed, free_address, memory_used, recv, send,
+    subsystem,
+};
 
 /// Takes all memory of a file away.
 fn punch(file: impl AsFd) -> Result<(), Errno> {
@@ -57,7 +64,7 @@ fn shared_memory_cannot_be_cut_grown_or_sealed_and_a_receive_region_not_written(
     memmap2::MmapRaw::map_raw(region).expect_err("a receive region mapped for writing");
     // Opened anew, by whoever may: the seal is of the file, not of the descriptor.
     let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(region));
-    if let Ok(file) = std::fs::File::options().read(true).write(true).open(again) {
+    if let Ok(file) = File::options().read(true).write(true).open(again) {
         assert_eq!(rustix::io::pwrite(&file, b"forged", 0), Err(Errno::PERM));
         memmap2::MmapRaw::map_raw(&file).expect_err("a receive region mapped for writing");
     }
@@ -247,7 +254,7 @@ fn a_hoarder_is_named_to_those_who_get_nothing_and_those_who_have_go_on() {
     let healthy = Healthy::start(run_dir, 9);
     let before = Resources::at_rest(&alone.daemon);
     let quiet = healthy.window();
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1));
     let quiet = quiet.rate(&healthy);
     let mut hoarder = RawClient::attach(run_dir);
     let mut hoard = Vec::new();
@@ -318,11 +325,11 @@ fn a_detached_client_that_lives_on_is_shown_with_its_process() {
 
 /// The send region of a process, as one that it was handed on to has it. None, with the reason printed, where the kernel
 /// does not let a process be asked for it.
-fn region_of(pid: u32) -> Option<std::fs::File> {
+fn region_of(pid: u32) -> Option<File> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("its memory");
     let mapped = maps.lines().find(|line| line.contains("weir-send")).expect("a send region that is mapped");
     let range = mapped.split(' ').next().expect("a range of addresses");
-    match std::fs::File::open(format!("/proc/{pid}/map_files/{range}")) {
+    match File::open(format!("/proc/{pid}/map_files/{range}")) {
         Ok(file) => Some(file),
         Err(error) => {
             println!("not run here: memory that outlives its process (/proc/{pid}/map_files: {error})");
@@ -368,4 +375,94 @@ fn memory_that_outlives_its_process_is_shown_as_passed_on_by_one_that_has_exited
     );
     drop((client, hoard, region));
     before.await_return(&alone.daemon, "after the last who had it");
+}
+
+/// A control group of its own with a bound on memory, which goes when it is dropped.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// Below that of this process. None where the system lets it make none.
+    fn with_memory(bytes: u64) -> Option<Self> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        own.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let (mount, limit) = match hierarchy {
+                "0" => ("/sys/fs/cgroup", "memory.max"),
+                _ if controllers.split(',').any(|name| name == "memory") => {
+                    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                }
+                _ => return None,
+            };
+            let name = format!("weir-test-{}", std::process::id());
+            let path = Path::new(mount).join(path.trim_start_matches('/')).join(name);
+            std::fs::create_dir(&path).ok()?;
+            let group = Self(path);
+            // Not made anew: where this is no file of the kernel's, there is no bound.
+            let limit = File::options().write(true).open(group.0.join(limit));
+            limit.and_then(|mut limit| limit.write_all(bytes.to_string().as_bytes())).ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // The kernel lets go of a process a moment after it was waited for.
+        let is_gone = || std::fs::remove_dir(&self.0).is_ok();
+        (0..100).any(|_| {
+            is_gone() || {
+                std::thread::sleep(Duration::from_millis(10));
+                false
+            }
+        });
+    }
+}
+
+#[test]
+fn in_a_control_group_who_asks_for_more_than_that_has_is_refused_and_the_daemon_lives() {
+    const LIMIT: u64 = 128 << 20;
+    let Some(group) = ControlGroup::with_memory(LIMIT) else {
+        println!(
+            "not run here: a daemon in a control group with a memory limit (needs one that may be made)"
+        );
+        return;
+    };
+    let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.0.display());
+    let prefix = &["sh", "-c", &enter];
+    let directory = tempfile::TempDir::new().expect("a directory");
+    for name in ["a.toml", "b.toml"] {
+        std::fs::write(directory.path().join(name), "[memory]\nhugepages = \"off\"\n").expect("a file");
+    }
+    let address = free_address();
+    let mut daemon =
+        Daemon::start(directory.path(), &DaemonOptions { prefix, ..DaemonOptions::new("a", &address) });
+    // Its budget is a share of what the group has, not of what the machine has.
+    let total = daemon.ask("status")["memory"]["total_bytes"].as_u64().expect("a number of bytes");
+    assert!((LIMIT / 20..LIMIT / 4).contains(&total), "{total}");
+    assert_eq!(subsystem(&daemon, "budget").expect("a line")["state"], "ok");
+    // More than the group has.
+    let greedy = send(&daemon, "greedy", &["--consumers", "4000"]).output();
+    let text = String::from_utf8_lossy(&greedy.stderr).into_owned();
+    assert_eq!(greedy.status.code(), Some(1), "{text}");
+    assert!(text.contains("memory.total"), "{text}");
+    let receiver = recv(&daemon, "modest", "0/1");
+    let mut sender = send(&daemon, "modest", &["--consumers", "1"]);
+    feed(&mut sender, b"one\ntwo\n".to_vec()).join().expect("the feeder");
+    assert_eq!(sender.output().status.code(), Some(0));
+    assert_eq!(receiver.output().stdout, b"one\ntwo\n");
+    assert!(daemon.is_running());
+    drop(daemon);
+    // A budget beyond it is the operator's own, and told.
+    let (address, total) = (free_address(), (LIMIT + 1).to_string());
+    let extra = &["--memory", total.as_str()];
+    let daemon = Daemon::start(
+        directory.path(),
+        &DaemonOptions { prefix, extra, ..DaemonOptions::new("b", &address) },
+    );
+    let budget = subsystem(&daemon, "budget").expect("a line");
+    assert_eq!(budget["state"], "degraded", "{budget}");
+    assert!(budget["reason"].as_str().is_some_and(|reason| reason.contains("may use 128 MiB")), "{budget}");
+    drop(daemon);
+    drop(group);
 }

@@ -110,6 +110,7 @@ fn of_two_daemons_with_one_name_the_later_one_is_linked_and_the_other_is_told_wh
     let directories = [(); 2].map(|()| TempDir::new().expect("a directory"));
     let (at_hub, addresses) = (free_address(), [free_address(), free_address()]);
     let extra: &[&str] = &["--shards", "1"];
+    std::fs::write(directories[0].path().join("hub.toml"), "[log]\nlevel = 'debug'\n").expect("a file");
     let hub =
         Daemon::start(directories[0].path(), &DaemonOptions { extra, ..DaemonOptions::new("hub", &at_hub) });
     let start = |number: usize| {
@@ -128,11 +129,17 @@ fn of_two_daemons_with_one_name_the_later_one_is_linked_and_the_other_is_told_wh
     shown(&first, "peer/hub", why);
     let linked = || hub.printed().matches("linked with a peer").count();
     let before = linked();
-    let refused = || hub.printed().matches("two daemons use this name").count();
+    let refused = || hub.printed().matches("a control link is not needed").count();
     let begin = refused();
     eventually("the first has tried again and again", || (refused() > begin + 3).then_some(()));
     healthy.flows_on(&second);
     assert_eq!(linked(), before, "no link was made anew");
+    // However often it tries, it is told and said once.
+    assert_eq!(hub.printed().matches("two daemons use this name").count(), 1);
+    let of_why = |line: &&str| line.contains("WARN") && line.contains(why);
+    let printed = first.printed();
+    assert_eq!(printed.lines().filter(of_why).count(), 1, "{printed}");
+    assert_eq!(printed.matches("linked with a peer").count(), 1, "a link that is refused is none: {printed}");
     assert!(is_linked(&second, "hub") && !is_linked(&first, "hub"));
     // A data link of an earlier life, which a daemon that is not linked has nobody to dial for.
     let mut earlier = Persona { epoch: 1, ..Persona::new("n") };

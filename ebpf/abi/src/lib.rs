@@ -4,6 +4,15 @@
 //! change of meaning is a new field, and the sizes asserted here catch a change of layout.
 #![no_std]
 
+mod account;
+mod offsets;
+
+pub use account::{
+    Account, MARKS, Mark, QUEUE_BUCKETS, ReceiveAccount, STATE_PLACES, SendAccount, TIME_BUCKETS, Totals,
+    Watch, bucket,
+};
+pub use offsets::{Member, Missing, Offsets};
+
 /// What a watched socket's send side was doing, exactly one at a time. The probes sample it at the start of each
 /// event that can change it; it held since the sample before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

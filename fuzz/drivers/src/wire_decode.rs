@@ -10,11 +10,12 @@ use bytes::Bytes;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use weir_flow::stats::Side;
 use weir_flow::wants::GateWants;
 use weir_flow::wire::{
-    Cancel, CatalogEntry, Flags, FrameReader, FrameType, GateEntry, GateState, HEADER_BYTES, Header, Hello,
-    Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, Resume, Role,
-    Scope, Stats, TaskTimes, WireError, decode, encode,
+    Cancel, CatalogEntry, ChannelSummary, Flags, FrameReader, FrameType, GateEntry, GateState, HEADER_BYTES,
+    Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState,
+    ProcessTimes, Resume, Role, Scope, Stats, TaskShares, TaskTimes, WireError, decode, encode,
 };
 
 use crate::{Driver, Reached, Rule};
@@ -45,6 +46,9 @@ pub const DRIVER: Driver = Driver {
         "a partition in it",
         "a gate in it",
         "Stats",
+        "a task in it",
+        "a sending end in it",
+        "a receiving end in it",
         "Goodbye",
         "LinkResume",
         "checksum",
@@ -101,6 +105,13 @@ fn run(bytes: &[u8], rule: Rule) -> Reached {
         Ok(message) => {
             assert_eq!(message.frame_type(), header.frame_type);
             reached.insert(header.frame_type.as_str());
+            if let Message::Stats { stats } = &message {
+                reached.extend(stats.tasks.first().map(|_| "a task in it"));
+                reached.extend(stats.channels.iter().map(|channel| match channel.side {
+                    Side::Send => "a sending end in it",
+                    Side::Receive => "a receiving end in it",
+                }));
+            }
             if let Message::Catalog { entries } = &message {
                 reached.extend(entries.iter().map(|entry| match entry {
                     CatalogEntry::Partition(_) => "a partition in it",
@@ -322,12 +333,49 @@ fn link_messages() -> Vec<Message> {
         Message::Stats {
             stats: Stats {
                 read_at_ns: 5,
-                tasks: vec![TaskTimes { task: name("map"), idle_ns: 1, busy_ns: 2, soft_ns: 3, hard_ns: 4 }],
+                is_last: true,
+                tasks_left_out: 1,
+                channels_left_out: 2,
+                tasks: vec![times()],
+                channels: vec![summary(Side::Send), summary(Side::Receive)],
             },
         },
         Message::Goodbye { failure: failure() },
         Message::LinkResume { control_received: 3 },
     ]
+}
+
+fn times() -> TaskTimes {
+    let second = TaskShares { idle: 100, busy: 200, soft: 300, hard: 400 };
+    TaskTimes {
+        task: name("map"),
+        instance: 9,
+        index: Some(1),
+        windows: [second, second, TaskShares::default()],
+        total_ns: [1, 2, 3, 4],
+        process: ProcessTimes { ran: Some(150), waited: None, busy: 200 },
+    }
+}
+
+fn summary(side: Side) -> ChannelSummary {
+    ChannelSummary {
+        exchange: name("words"),
+        producer: ProducerIndex(1),
+        consumer: ConsumerIndex(2),
+        side,
+        send_stalled: [1, 2, 3, 4, 5, 6, 7],
+        emit_stalled: [0, 0, 0, 0, 0, 0, 1000],
+        bytes: 5,
+        records: 6,
+        queued_bytes: 7,
+        backlog: 8,
+        credit: 9,
+        pool_usage: Some(1250),
+        exclusive_usage: None,
+        floating_usage: Some(0),
+        shard_ran: Some(10),
+        shard_waited: None,
+    }
 }
 
 fn gate(wants: GateWants, state: GateState) -> GateEntry {

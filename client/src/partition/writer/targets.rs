@@ -1,8 +1,9 @@
 //! What a writer knows of its subpartitions, for those who choose among them.
 
-use weir_flow::ids::SubpartitionIndex;
+use weir_flow::ids::{SubpartitionIndex, Time};
 use weir_flow::selector::adaptive::{Take, TargetView};
 use weir_ipc::partition_port::SubpartitionCell;
+use weir_ipc::wait_cell::WaitKind;
 
 use super::{Emitted, Lack, Writer};
 use crate::error::Error;
@@ -19,7 +20,11 @@ impl Writer {
         let cell = self.cell(subpartition);
         let index = SubpartitionIndex(subpartition);
         self.parts.pool.handle_sent(index, cell.sent_segments);
-        let is_full = cell.credit == 0 && self.parts.pool.held(index) >= self.parts.pool.spec().quota;
+        // An open segment has room, and a record that does not fit into it closes it. If each had one, and no credit
+        // before it is full at the receiver, none of them would ever be.
+        let is_open = self.builders.get(subpartition as usize).is_some_and(|of| of.segment.is_some());
+        let is_at_quota = self.parts.pool.held(index) >= self.parts.pool.spec().quota;
+        let is_full = !is_open && cell.credit == 0 && is_at_quota;
         let unsubmitted_bytes = self.builders.get(subpartition as usize).map_or(0, |builder| {
             // Without an open segment both say that it is full.
             u64::from(builder.written - builder.submitted)
@@ -52,24 +57,62 @@ impl Writer {
         let needed = rest.div_ceil(self.parts.segment_bytes as usize) as u32;
         let (spec, held) = (self.parts.pool.spec(), self.parts.pool.held(SubpartitionIndex(subpartition)));
         let most = spec.quota.saturating_add(spec.overdraft);
-        needed <= 1 || held == 0 || (held + needed <= most && self.parts.pool.free() >= needed)
+        needed <= 1
+            || held == 0
+            || (held + needed <= most
+                && self.parts.pool.free() >= needed + self.reserved_for_others(subpartition))
+    }
+
+    /// Segments that only other subpartitions may take, since they have none.
+    fn reserved_for_others(&self, subpartition: u32) -> u32 {
+        let pool = &self.parts.pool;
+        let others = (0..self.subpartitions()).filter(|other| *other != subpartition);
+        others.filter(|other| pool.taken_by(SubpartitionIndex(*other)) == 0).count() as u32
     }
 
     /// Why a subpartition that has no room has none.
     pub(crate) fn lack_of(&self, subpartition: u32) -> Lack {
+        if self.is_behind_rest(subpartition) {
+            return Lack::Room;
+        }
         let is_at_quota =
             self.parts.pool.held(SubpartitionIndex(subpartition)) >= self.parts.pool.spec().quota;
         if is_at_quota { Lack::Quota } else { Lack::Segment }
     }
 
+    /// Why not every subpartition has room, when it was found that one has none.
+    pub(crate) fn lack_of_found(&self) -> Lack {
+        self.lacking.map_or(Lack::Segment, |subpartition| self.lack_of(subpartition))
+    }
+
     /// Why no subpartition has room: for want of segments if any of them could hold more.
-    pub(crate) fn lack_of_all(&self) -> Lack {
+    pub(crate) fn lack_of_all(&mut self) -> Lack {
+        self.lacking = None;
         let mut there = (0..self.subpartitions()).filter(|subpartition| !self.cell(*subpartition).is_gone);
         if there.any(|subpartition| self.lack_of(subpartition) == Lack::Segment) {
             Lack::Segment
         } else {
             Lack::Quota
         }
+    }
+
+    /// The owner waits for this from `now` on: the daemon sees it, and counts it for whoever is the cause.
+    pub(crate) fn begin_wait(&mut self, lack: Lack, now: Time) {
+        let kind = match (lack, self.lacking) {
+            (Lack::Segment, _) => WaitKind::Pool,
+            (Lack::Quota, Some(subpartition)) => WaitKind::Quota(subpartition),
+            (Lack::Event, Some(subpartition)) => WaitKind::Event(subpartition),
+            (Lack::Quota | Lack::Turn, _) => WaitKind::Any,
+            (Lack::Event | Lack::Room, _) => WaitKind::Ring,
+            // Nothing is to be emitted any more.
+            (Lack::End, _) => return,
+        };
+        self.parts.port.begin_wait(kind, now.0);
+    }
+
+    /// The owner goes on, or gives up.
+    pub(crate) fn end_wait(&mut self, now: Time) {
+        self.parts.port.end_wait(now.0);
     }
 
     /// Whether any subpartition has a segment open or could open one.
@@ -82,7 +125,7 @@ impl Writer {
                 continue;
             }
             self.see_sent(subpartition);
-            if is_open || self.parts.pool.is_available(SubpartitionIndex(subpartition)) {
+            if is_open || self.may_open(subpartition) {
                 return Ok(true);
             }
         }
@@ -101,7 +144,7 @@ impl Writer {
             return false;
         }
         self.see_sent(subpartition);
-        self.parts.pool.is_available(SubpartitionIndex(subpartition))
+        self.may_open(subpartition)
     }
 
     /// Segments open or waiting to be sent.

@@ -84,8 +84,10 @@ pub(crate) struct Batch {
     /// The turns in which the data among `frames` was planned, in order.
     pub(crate) turns: Vec<Turn>,
     pub(crate) is_in_flight: bool,
-    /// Since when.
+    /// Since when; or since when it was the last time.
     pub(crate) in_flight_since: Time,
+    /// How long batches were in flight that no longer are, in nanoseconds.
+    in_flight_ns: u64,
     /// Whether the first frame was begun by an earlier batch.
     pub(crate) is_first_begun: bool,
     /// Size of the next batch.
@@ -103,11 +105,30 @@ impl Batch {
             turns: Vec::new(),
             is_in_flight: false,
             in_flight_since: now,
+            in_flight_ns: 0,
             is_first_begun: false,
             bytes_max,
             window_start: now,
             window_bytes: 0,
         }
+    }
+
+    /// The batch is with the kernel.
+    pub(crate) fn begin_flight(&mut self, now: Time) {
+        self.is_in_flight = true;
+        self.in_flight_since = now;
+    }
+
+    /// The kernel has given it back.
+    pub(crate) fn end_flight(&mut self, now: Time) {
+        self.in_flight_ns = self.in_flight_ns_at(now);
+        self.is_in_flight = false;
+    }
+
+    /// How long batches were in flight, this one included, in nanoseconds.
+    pub(crate) fn in_flight_ns_at(&self, now: Time) -> u64 {
+        let open_ns = if self.is_in_flight { now.since_ns(self.in_flight_since) } else { 0 };
+        self.in_flight_ns.saturating_add(open_ns)
     }
 
     /// What is planned from here on belongs to this channel's turn.

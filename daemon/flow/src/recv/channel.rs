@@ -65,8 +65,8 @@ pub(crate) struct Channel {
     pub(crate) announced: Limit,
     /// Bytes that arrived since then.
     pub(crate) unannounced_bytes: u64,
-    /// When the oldest give-back since then came.
-    pub(crate) given_back_since: Option<Time>,
+    /// When the sender could first have been told more room than that: for data, or for events.
+    pub(crate) room_since: Option<Time>,
     /// In its link's list of channels that owe a Limit.
     pub(crate) is_limit_due: bool,
     /// In the shard's list of Limits that wait for company.
@@ -98,7 +98,7 @@ impl Channel {
             consumed: 0,
             announced: Limit::default(),
             unannounced_bytes: 0,
-            given_back_since: None,
+            room_since: None,
             is_limit_due: false,
             is_limit_delayed: false,
             is_listed: false,

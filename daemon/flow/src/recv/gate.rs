@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::channel::{Channel, OpenSegment, Pending};
 use crate::failure::{Failure, FailureCode};
-use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence, Time};
+use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence};
 use crate::pool::gate::{GatePool, GatePoolSpec};
 use crate::send::partition::fault;
 use crate::shard::{ClientFault, Delivery, GateSpec};
@@ -303,12 +303,7 @@ impl Gate {
     }
 
     /// The application gave bytes of a segment back. The channel that they belonged to.
-    pub(crate) fn give_back(
-        &mut self,
-        segment: SegmentIndex,
-        bytes: u32,
-        now: Time,
-    ) -> Result<u32, ClientFault> {
+    pub(crate) fn give_back(&mut self, segment: SegmentIndex, bytes: u32) -> Result<u32, ClientFault> {
         let count = self.segments.len();
         let Some(state) = self.segments.get_mut(segment.0 as usize) else {
             return Err(fault("segment", format!("is {segment}; needed: below {count}")));
@@ -326,7 +321,6 @@ impl Gate {
         state.given_back += bytes;
         if let Some(channel) = self.channels.get_mut(index as usize) {
             channel.consumed += u64::from(bytes);
-            channel.given_back_since.get_or_insert(now);
         }
         self.free_if_empty(segment);
         Ok(index)

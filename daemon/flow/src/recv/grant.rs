@@ -19,13 +19,22 @@ pub(crate) enum Urgency {
 impl Channel {
     /// What the sender is told if it is told now. `ready` is what the gate's pool holds for the channel.
     pub(crate) fn limit(&self, ready: u32, event_window: u32, now: Time) -> Limit {
-        let age_ns = self.given_back_since.map_or(0, |since| now.since_ns(since));
+        let age_ns = self.room_since.map_or(0, |since| now.since_ns(since));
         Limit {
             limit: self.opened + u64::from(ready),
             ack: self.next_sequence,
             consumed: self.consumed,
             event_limit: self.events_consumed + u64::from(event_window),
             age_us: u32::try_from(age_ns / 1000).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Notes since when the sender could be told more room than it was.
+    pub(crate) fn note_room(&mut self, ready: u32, event_window: u32, now: Time) {
+        let has_more = self.opened + u64::from(ready) > self.announced.limit
+            || self.events_consumed + u64::from(event_window) > self.announced.event_limit;
+        if has_more {
+            self.room_since.get_or_insert(now);
         }
     }
 
@@ -51,7 +60,7 @@ impl Channel {
     pub(crate) fn announce(&mut self, limit: Limit) -> Limit {
         self.is_limit_due = false;
         self.unannounced_bytes = 0;
-        self.given_back_since = None;
+        self.room_since = None;
         self.counts.limit_frames += 1;
         core::mem::replace(&mut self.announced, limit)
     }

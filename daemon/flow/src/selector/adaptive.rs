@@ -15,6 +15,10 @@
 //! of the signal. Between two looks records go round the eligible targets in turn. While all are eligible this is
 //! exactly the turn of the selector inside.
 //!
+//! What a record costs does not hang on how many targets there are or are left out: each target knows the next eligible
+//! one. That is made anew at a look that changed who is eligible. Whoever is taken out between two looks points to the
+//! one behind it, and such a way is made short when it is walked (as in a disjoint-set forest).
+//!
 //! **A target that recovers is found without being tried.** It is left out for its score only while it has something
 //! outstanding, and what it has it works off; when that is done its score is 0. Its rate is measured on the way.
 //!
@@ -40,6 +44,9 @@ const CLOCK_RECORDS_MAX: u64 = 64;
 /// A target with less work than this is never left out for its score: 10 ms, in nanoseconds.
 pub const DELAY_MIN_NS: u64 = 10_000_000;
 
+/// The same as a score, in nanoseconds.
+const LEAST: f64 = DELAY_MIN_NS as f64;
+
 /// How long a rate is remembered, in nanoseconds: after so much time with nothing given back it counts half.
 const MEMORY_NS: f64 = 100e6;
 
@@ -52,9 +59,12 @@ const SLOW_OVER: f64 = 2.0;
 /// And comes back at so many times the median. The distance is larger than what one segment changes for most.
 const SLOW_UNTIL: f64 = 1.0;
 
+/// No target.
+const NOBODY: u32 = u32::MAX;
+
 /// A selector that may be overruled: any of its targets can take any record. Not for one that goes by a key.
 pub trait Interchangeable: Selector {
-    /// The record went to `taken` in place of the last choice. The turn goes on behind it.
+    /// The record goes to `taken`, which may be the last choice itself. The turn goes on behind it.
     fn handle_taken(&mut self, taken: u32);
 }
 
@@ -65,7 +75,7 @@ pub struct TargetView {
     pub unsubmitted_bytes: u64,
     /// Bytes that its consumer has given back, ever.
     pub consumed_bytes: u64,
-    /// A record for it would wait now, or as good as that: it has no credit and as many segments as it may hold.
+    /// A record for it would wait now: it has no segment open, no credit, and as many segments as it may hold.
     pub is_full: bool,
     /// Its consumer is gone, for good.
     pub is_gone: bool,
@@ -95,7 +105,6 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Target {
     state: State,
-    emitted: u64,
     consumed: u64,
     /// Bytes per nanosecond.
     rate: Option<f64>,
@@ -122,8 +131,17 @@ struct Target {
 pub struct Adaptive<S> {
     inner: S,
     targets: Vec<Target>,
-    /// One bit for each target: whether it is eligible.
-    eligible: Vec<u64>,
+    /// Bytes emitted to each target. Apart from the rest, since this is what each record touches.
+    emitted: Vec<u64>,
+    /// By target: itself if it is eligible, or else one that is not behind the first eligible one behind it, going
+    /// round. [`NOBODY`] if it is the only target, or if none was eligible at the last look.
+    next: Vec<u32>,
+    /// How many targets are eligible.
+    eligible: u32,
+    /// Whether `next` is as the last look left it, each entry the first eligible target.
+    is_short: bool,
+    /// Whether the rate of a target that is there is not known.
+    has_unknown: bool,
     /// When the last look was.
     looked_at: Option<Time>,
     /// Bytes that may be emitted before the next look.
@@ -139,26 +157,21 @@ impl<S: Interchangeable> Adaptive<S> {
     /// With so many targets, of which nothing is known: all are eligible.
     #[must_use]
     pub fn new(inner: S, targets: u32) -> Self {
-        let target = Target {
-            state: State::Eligible,
-            emitted: 0,
-            consumed: 0,
-            rate: None,
-            since: Time(0),
-            score: 0.0,
-        };
-        let mut adaptive = Self {
+        let target = Target { state: State::Eligible, consumed: 0, rate: None, since: Time(0), score: 0.0 };
+        Self {
             inner,
             targets: vec![target; targets as usize],
-            eligible: vec![0; (targets as usize).div_ceil(64)],
+            emitted: vec![0; targets as usize],
+            next: (0..targets).collect(),
+            eligible: targets,
+            is_short: true,
+            has_unknown: true,
             looked_at: None,
             bytes_left: LOOK_BYTES,
             records: 0,
             ask_at: 1,
             scores: Vec::with_capacity(targets as usize),
-        };
-        (0..targets).for_each(|target| adaptive.set_eligible(target, true));
-        adaptive
+        }
     }
 
     /// How many targets there are.
@@ -171,15 +184,26 @@ impl<S: Interchangeable> Adaptive<S> {
     /// none is eligible.
     #[inline]
     pub fn select(&mut self, record: &[u8], key: Option<&[u8]>) -> Option<u32> {
-        let wanted = self.inner.select(record, key, self.targets.len() as u32);
-        if self.is_eligible(wanted) { Some(wanted) } else { self.select_behind(wanted) }
+        let wanted = self.inner.select(record, key, self.targets());
+        // Mostly the same. Not told apart: with many targets left out a branch would be guessed wrong too often.
+        let chosen = self.next_of(wanted);
+        if !self.is_eligible(chosen) {
+            return self.select_far(wanted);
+        }
+        self.inner.handle_taken(chosen);
+        Some(chosen)
+    }
+
+    #[inline]
+    fn next_of(&self, target: u32) -> u32 {
+        self.next.get(target as usize).copied().unwrap_or(NOBODY)
     }
 
     /// Whether a record may go to this target.
     #[inline]
     #[must_use]
     pub fn is_eligible(&self, target: u32) -> bool {
-        self.eligible.get(target as usize / 64).is_some_and(|word| word >> (target % 64) & 1 == 1)
+        self.next.get(target as usize).is_some_and(|next| *next == target)
     }
 
     /// Whether this target could take a record, and is left out because it has too much to do.
@@ -221,35 +245,43 @@ impl<S: Interchangeable> Adaptive<S> {
         Ok(None)
     }
 
+    /// The first eligible target from `wanted` on, if the way to it is longer than one step. It is one step afterwards
+    /// for all targets on the way.
     #[cold]
-    fn select_behind(&mut self, wanted: u32) -> Option<u32> {
-        let chosen = self.next_eligible(wanted)?;
+    fn select_far(&mut self, wanted: u32) -> Option<u32> {
+        if self.eligible == 0 {
+            return None;
+        }
+        let mut chosen = wanted;
+        while !self.is_eligible(chosen) {
+            // Behind a target that there is not the first one comes.
+            chosen = if chosen < self.targets() { self.next_of(chosen) } else { 0 };
+        }
+        let mut on_the_way = wanted;
+        while on_the_way != chosen
+            && let Some(next) = self.next.get_mut(on_the_way as usize)
+        {
+            on_the_way = core::mem::replace(next, chosen);
+        }
         self.inner.handle_taken(chosen);
         Some(chosen)
     }
 
-    /// The first eligible target from `start` on, going round.
-    fn next_eligible(&self, start: u32) -> Option<u32> {
-        let (first, words) = (start as usize / 64, self.eligible.len());
-        // The first word is looked at twice: from `start` on, and at last up to it.
-        for step in 0..=words {
-            let at = (first + step) % words.max(1);
-            let mut word = self.eligible.get(at).copied()?;
-            if step == 0 {
-                word &= u64::MAX << (start % 64);
+    /// Makes every way to an eligible target one step.
+    fn shorten(&mut self) {
+        let is_eligible = |target: &Target| target.state == State::Eligible;
+        // Behind the last one the first one comes.
+        let mut ahead = self.targets.iter().position(is_eligible).map_or(NOBODY, |first| first as u32);
+        self.eligible = 0;
+        let all = (0..self.targets.len() as u32).zip(&mut self.next).zip(&self.targets);
+        for ((index, next), target) in all.rev() {
+            if is_eligible(target) {
+                ahead = index;
+                self.eligible += 1;
             }
-            if word != 0 {
-                return Some(at as u32 * 64 + word.trailing_zeros());
-            }
+            *next = ahead;
         }
-        None
-    }
-
-    fn set_eligible(&mut self, target: u32, is_eligible: bool) {
-        if let Some(word) = self.eligible.get_mut(target as usize / 64) {
-            let bit = 1 << (target % 64);
-            *word = if is_eligible { *word | bit } else { *word & !bit };
-        }
+        self.is_short = true;
     }
 
     /// Takes a target out until the next look: a record for it would wait.
@@ -263,7 +295,14 @@ impl<S: Interchangeable> Adaptive<S> {
     }
 
     fn leave_out(&mut self, target: u32, state: State) {
-        self.set_eligible(target, false);
+        if self.is_eligible(target) {
+            let behind = if target + 1 < self.targets() { target + 1 } else { 0 };
+            if let Some(next) = self.next.get_mut(target as usize) {
+                *next = if behind == target { NOBODY } else { behind };
+            }
+            self.eligible -= 1;
+            self.is_short = false;
+        }
         if let Some(target) = self.targets.get_mut(target as usize)
             && target.state != State::Gone
         {
@@ -276,8 +315,8 @@ impl<S: Interchangeable> Adaptive<S> {
     #[inline]
     #[must_use]
     pub fn handle_emitted(&mut self, target: u32, bytes: u64) -> bool {
-        if let Some(target) = self.targets.get_mut(target as usize) {
-            target.emitted += bytes;
+        if let Some(emitted) = self.emitted.get_mut(target as usize) {
+            *emitted += bytes;
         }
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
         self.records += 1;
@@ -314,26 +353,50 @@ impl<S: Interchangeable> Adaptive<S> {
             // Before that nobody can have waited.
             self.targets.iter_mut().for_each(|target| target.since = now);
         }
-        let prior = self.median_rate();
-        for (index, target) in (0..).zip(&mut self.targets) {
-            target.measure(now, &view(index), prior);
-        }
-        let least = DELAY_MIN_NS as f64;
-        let median = self.median_score().max(least);
-        for index in 0..self.targets() {
-            let Some(target) = self.targets.get_mut(index as usize) else { continue };
-            if matches!(target.state, State::Eligible | State::Slow) {
-                let bound = if target.state == State::Slow { SLOW_UNTIL } else { SLOW_OVER };
-                target.state = if target.score > bound * median { State::Slow } else { State::Eligible };
+        let prior = if self.has_unknown { self.median_rate() } else { RATE_UNKNOWN };
+        // How many are there, how many of them have next to nothing to do, and whether anyone has too much.
+        let (mut there, mut light, mut is_any_heavy) = (0_usize, 0_usize, false);
+        let mut is_changed = !self.is_short;
+        self.has_unknown = false;
+        let all = self.targets.iter_mut().zip(&self.emitted).zip(&self.next);
+        for (index, ((target, emitted), next)) in (0..).zip(all) {
+            target.measure(now, *emitted, &view(index), prior);
+            let (is_there, is_heavy) = (target.state != State::Gone, target.is_heavy(LEAST));
+            there += usize::from(is_there);
+            light += usize::from(is_there & (target.score <= LEAST));
+            is_any_heavy |= is_heavy;
+            self.has_unknown |= is_there & target.rate.is_none();
+            if target.state == State::Slow && !is_heavy {
+                target.state = State::Eligible;
             }
-            let is_eligible = target.state == State::Eligible;
-            self.set_eligible(index, is_eligible);
+            is_changed |= (*next == index) != (target.state == State::Eligible);
+        }
+        if is_any_heavy {
+            // What the median is matters only if it is more than the least.
+            let is_light = light > there.saturating_sub(1) / 2;
+            let median = if is_light { LEAST } else { self.median_score().max(LEAST) };
+            is_changed |= self.leave_out_slow(median);
+        }
+        if is_changed {
+            self.shorten();
         }
         let elapsed = self.looked_at.map_or(0, |looked_at| now.since_ns(looked_at));
         let each = (elapsed / self.records.max(1)).max(1);
         (self.records, self.ask_at) = (0, (LOOK_NS / 2 / each).clamp(1, CLOCK_RECORDS_MAX));
         self.looked_at = Some(now);
         self.bytes_left = LOOK_BYTES.saturating_mul(self.scale());
+    }
+
+    /// Leaves out who has too much to do. Whether that is another one than before.
+    fn leave_out_slow(&mut self, median: f64) -> bool {
+        let mut is_changed = false;
+        for ((index, target), next) in (0..).zip(&mut self.targets).zip(&self.next) {
+            if matches!(target.state, State::Eligible | State::Slow) {
+                target.state = if target.is_heavy(median) { State::Slow } else { State::Eligible };
+                is_changed |= (*next == index) != (target.state == State::Eligible);
+            }
+        }
+        is_changed
     }
 
     /// The median of the rates that are known.
@@ -354,8 +417,19 @@ impl<S: Interchangeable> Adaptive<S> {
 }
 
 impl Target {
-    /// Takes in what is known now.
-    fn measure(&mut self, now: Time, view: &TargetView, prior: f64) {
+    /// Whether it has too much to do beside others of which the one in the middle has so much. One that is left out
+    /// already stays so for longer.
+    fn is_heavy(&self, median: f64) -> bool {
+        let bound = match self.state {
+            State::Slow => SLOW_UNTIL,
+            State::Eligible => SLOW_OVER,
+            State::Full | State::Gone => return false,
+        };
+        self.score > bound * median
+    }
+
+    /// Takes in what is known now, after so many bytes were emitted to it.
+    fn measure(&mut self, now: Time, emitted: u64, view: &TargetView, prior: f64) {
         if view.is_gone || self.state == State::Gone {
             self.state = State::Gone;
             return;
@@ -365,10 +439,10 @@ impl Target {
         } else if self.state == State::Full {
             self.state = State::Eligible;
         }
-        let consumed = view.consumed_bytes.clamp(self.consumed, self.emitted.max(self.consumed));
+        let consumed = view.consumed_bytes.clamp(self.consumed, emitted.max(self.consumed));
         let gained = consumed - self.consumed;
         self.consumed = consumed;
-        let submitted = self.emitted.saturating_sub(view.unsubmitted_bytes);
+        let submitted = emitted.saturating_sub(view.unsubmitted_bytes);
         let outstanding = submitted.saturating_sub(consumed);
         let is_idle = outstanding == 0;
         if gained > 0 {
@@ -383,21 +457,22 @@ impl Target {
             return;
         }
         let waited = now.since_ns(self.since) as f64;
-        let rate = self.rate.unwrap_or(prior) * MEMORY_NS / (MEMORY_NS + waited);
+        // The rate is thought to be less the longer nothing was given back.
+        let needed = outstanding as f64 * (MEMORY_NS + waited) / (self.rate.unwrap_or(prior) * MEMORY_NS);
         // One that has done nothing for some time is not thought to be done in less than that.
-        self.score = (outstanding as f64 / rate).max(waited);
+        self.score = needed.max(waited);
     }
 
     /// So much was given back in so much time. If there is nothing more to be given back it may have been done at any
     /// moment of that time: then it only says that the rate is no lower.
     fn learn(&mut self, gained: u64, elapsed_ns: u64, is_idle: bool) {
-        let elapsed = elapsed_ns.max(1) as f64;
-        let sample = gained as f64 / elapsed;
+        let (gained, elapsed) = (gained as f64, elapsed_ns.max(1) as f64);
         match self.rate {
             None if is_idle => {}
-            None => self.rate = Some(sample),
-            Some(rate) if is_idle && sample < rate => {}
-            Some(rate) => self.rate = Some(rate + (sample - rate) * elapsed / (elapsed + MEMORY_NS)),
+            None => self.rate = Some(gained / elapsed),
+            Some(rate) if is_idle && gained < rate * elapsed => {}
+            // The new rate counts by how long it was measured.
+            Some(rate) => self.rate = Some((rate * MEMORY_NS + gained) / (MEMORY_NS + elapsed)),
         }
     }
 }

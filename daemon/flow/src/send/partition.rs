@@ -10,8 +10,9 @@ use super::memory::{Builder, SendMemory};
 use super::subpartition::{Item, Slice, Subpartition};
 use crate::exchange::Strategy;
 use crate::failure::Failure;
-use crate::ids::SubpartitionIndex;
+use crate::ids::{SubpartitionIndex, Time};
 use crate::shard::{ClientFault, PartitionSpec, PartitionUpdate, SubpartitionView};
+use crate::stall::emit::EmitStalls;
 use crate::state::{PartitionEvent, PartitionState, SendState};
 use crate::wire::EVENT_BYTES_MAX;
 
@@ -25,6 +26,7 @@ pub(crate) struct Partition {
     pub(crate) state: PartitionState,
     pub(crate) memory: SendMemory,
     pub(crate) subpartitions: Vec<Subpartition>,
+    pub(crate) emit: EmitStalls,
     /// Subpartitions whose end was acknowledged.
     pub(crate) ended: u32,
     /// To be told to the client once.
@@ -36,11 +38,13 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    pub(crate) fn new(spec: PartitionSpec, segment_bytes: u32) -> Self {
+    pub(crate) fn new(spec: PartitionSpec, segment_bytes: u32, now: Time) -> Self {
         let count = spec.shape.subpartitions(spec.producer);
+        let builders = spec.shape.builders(spec.producer);
         Self {
             state: PartitionState::Running,
-            memory: SendMemory::new(spec.segments, spec.shape.builders(spec.producer)),
+            memory: SendMemory::new(spec.segments, builders),
+            emit: EmitStalls::new(builders, now),
             subpartitions: (0..count).map(|_| Subpartition::new(segment_bytes)).collect(),
             ended: 0,
             outcome: None,

@@ -36,6 +36,11 @@ impl SegmentState {
         !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.unacked == 0
     }
 
+    /// It is open, or something of it waits to be sent: what counts towards the quota, but for what the kernel has.
+    pub(crate) const fn is_held(&self) -> bool {
+        self.is_builder || self.queued > 0
+    }
+
     /// Nothing of it waits or will wait: it no longer counts towards the quota.
     pub(crate) const fn is_gone_from_queue(&self) -> bool {
         !self.is_builder && self.queued == 0 && self.in_kernel == 0

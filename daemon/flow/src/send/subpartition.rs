@@ -17,6 +17,7 @@ use super::packing::Packing;
 use super::segments::SegmentState;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, LinkId, SegmentIndex, Sequence, Time};
+use crate::stall::account::{Hold, Path, SendStalls};
 use crate::state::{SendEvent, SendState};
 use crate::wire::{Limit, Resume};
 
@@ -72,7 +73,6 @@ pub(crate) struct SendCounts {
     pub(crate) records: u64,
     pub(crate) limit_frames: u64,
     pub(crate) backlog_frames: u64,
-    pub(crate) stalled_ns: u64,
 }
 
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub(crate) struct Subpartition {
     pub(crate) acked_bytes: u64,
     pub(crate) consumed_bytes: u64,
     pub(crate) counts: SendCounts,
-    pub(crate) stalled_since: Option<Time>,
+    pub(crate) stalls: SendStalls,
     /// In the link's round of channels.
     pub(crate) is_listed: bool,
     /// In the link's list of channels with priority events.
@@ -134,7 +134,7 @@ impl Subpartition {
             acked_bytes: 0,
             consumed_bytes: 0,
             counts: SendCounts::default(),
-            stalled_since: None,
+            stalls: SendStalls::default(),
             is_listed: false,
             is_priority_listed: false,
             deficit: 0,
@@ -205,27 +205,36 @@ impl Subpartition {
         self.events_sent + 1 < self.event_limit
     }
 
-    /// Whether data waits for nothing but credit.
-    pub(crate) fn is_stalled(&self) -> bool {
-        self.state == SendState::Open
-            && matches!(self.queue.front(), Some(Item::Slice(slice)) if !self.packing.can_send(slice.bytes))
-    }
-
-    /// Opens or closes the interval of a credit stall.
-    pub(crate) fn update_stall(&mut self, now: Time) {
-        match (self.is_stalled(), self.stalled_since) {
-            (true, None) => self.stalled_since = Some(now),
-            (false, Some(since)) => {
-                self.counts.stalled_ns = self.counts.stalled_ns.saturating_add(now.since_ns(since));
-                self.stalled_since = None;
-            }
-            (true, Some(_)) | (false, None) => {}
+    /// What keeps it from sending what waits; none if nothing does. Credit comes before the event window, as data before
+    /// a priority event that is to overtake it.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        let front = self.queue.front();
+        if front.is_none() && self.priority.is_empty() {
+            return None;
         }
+        match self.state {
+            SendState::Waiting => return Some(Hold::Absent),
+            SendState::Open => {}
+            SendState::Ending | SendState::Ended | SendState::Failed => return None,
+        }
+        if self.is_suspended {
+            return Some(Hold::Lost);
+        }
+        let may_send = match front {
+            Some(Item::Slice(slice)) if !self.packing.can_send(slice.bytes) => return Some(Hold::Credit),
+            _ if !self.priority.is_empty() => self.may_send_event(),
+            Some(Item::Event(_)) => self.may_send_event(),
+            Some(Item::End) => self.events_sent < self.event_limit,
+            Some(Item::Slice(_)) | None => true,
+        };
+        Some(if may_send { Hold::Ready } else { Hold::Event })
     }
 
-    pub(crate) fn stalled_ns(&self, now: Time) -> u64 {
-        let open = self.stalled_since.map_or(0, |since| now.since_ns(since));
-        self.counts.stalled_ns.saturating_add(open)
+    /// Something changed that may open, close or turn a stall.
+    #[inline]
+    pub(crate) fn update_stall(&mut self, path: &Path, now: Time) {
+        let hold = self.hold();
+        self.stalls.update(hold, path, now);
     }
 
     fn retain(&mut self, frame: Retained) -> Sequence {
@@ -485,11 +494,8 @@ impl Subpartition {
 
     /// The channel is over: nothing waits any more, and what was sent is forgotten. Slices that the kernel has are
     /// settled when it lets go of them. `is_acked` says whether the consumer's node has everything.
-    pub(crate) fn abandon(&mut self, memory: &mut SendMemory, is_acked: bool, now: Time) {
-        self.update_stall(now);
-        if let Some(since) = self.stalled_since.take() {
-            self.counts.stalled_ns = self.counts.stalled_ns.saturating_add(now.since_ns(since));
-        }
+    pub(crate) fn abandon(&mut self, memory: &mut SendMemory, is_acked: bool, path: &Path, now: Time) {
+        self.stalls.end(path, now);
         while let Some(item) = self.queue.pop_front() {
             if let Item::Slice(slice) = item {
                 memory.change(slice.segment, |state| state.queued = state.queued.saturating_sub(1));

@@ -122,6 +122,7 @@ impl Shard {
             self.check_sending(key, subpartition, view)?;
         }
         check_builders(id, partition)?;
+        partition.emit.check().map_err(|violation| violation.at(&id))?;
         let mut in_kernel = 0;
         for (segment, state) in partition.memory.segments.iter() {
             let Some(counted) = counted.get_mut(segment.0 as usize) else { continue };
@@ -438,13 +439,7 @@ fn check_subpartition(key: SendKey, subpartition: &Subpartition) -> Result<(), V
             if first.segment == second.segment && first.offset + first.bytes == second.offset)
     });
     ensure!(!unmerged, "slices side by side are one", "{key:?}: {:?}", subpartition.queue);
-    ensure!(
-        subpartition.is_stalled() == subpartition.stalled_since.is_some(),
-        "a stall is open while data waits for credit",
-        "{key:?}: {:?}",
-        subpartition.stalled_since
-    );
-    Ok(())
+    subpartition.stalls.check(subpartition.hold()).map_err(|violation| violation.at(&key))
 }
 
 fn check_channel(

@@ -32,7 +32,7 @@ impl Shard {
         let Some(state) = self.gates.get_mut(gate) else {
             return Err(fault("gate", format!("is {gate}, which is unknown")));
         };
-        let channel = state.give_back(segment, bytes, now)?;
+        let channel = state.give_back(segment, bytes)?;
         self.tell_limit(ReceiveKey { gate, channel }, now);
         self.tell_gained(gate, now);
         self.gates.list(gate);
@@ -84,6 +84,7 @@ impl Shard {
         let Some(gate) = gates.get_mut(key.gate) else { return };
         let ready = gate.pool.ready(key.channel);
         let Some(channel) = gate.channel_mut(key.channel) else { return };
+        channel.note_room(ready, limits.event_window, now);
         if channel.is_limit_due || !channel.is_connected() {
             return;
         }

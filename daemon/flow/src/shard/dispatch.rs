@@ -190,7 +190,7 @@ impl Shard {
             return self.skip(link, header);
         };
         let result = match message {
-            Message::Limit { limit, .. } => self.handle_limit(key, &limit, now),
+            Message::Limit { limit, .. } => self.handle_limit(link, key, &limit, now),
             Message::EndAck { .. } => self.handle_end_ack(key, now),
             Message::Cancel { cancel, .. } => Err(self.cancelled(link, key, &cancel)),
             Message::Resume { resume, .. } => self.handle_resume(link, key, &resume, now),
@@ -206,10 +206,14 @@ impl Shard {
         self.links.get(link).is_some_and(|state| state.serving(index).is_some())
     }
 
-    fn handle_limit(&mut self, key: SendKey, limit: &Limit, now: Time) -> Result<(), Failure> {
+    fn handle_limit(&mut self, link: LinkId, key: SendKey, limit: &Limit, now: Time) -> Result<(), Failure> {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return Ok(()) };
         let Some((subpartition, memory)) = partition.split(key.subpartition) else { return Ok(()) };
         subpartition.handle_limit(limit, memory)?;
+        if let Some(link) = self.links.get(link) {
+            let (hold, arrival) = (subpartition.hold(), link.arrival(u64::from(limit.age_us) * 1_000));
+            subpartition.stalls.handle_limit(hold, &arrival, &link.path(now), now);
+        }
         self.mark_changed(key);
         self.activate(key, now);
         Ok(())

@@ -48,9 +48,10 @@ impl Shard {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
         let Some((subpartition, memory)) = partition.split(key.subpartition) else { return };
         let Ok(state) = subpartition.state.on(SendEvent::Failed) else { return };
+        let path = self.links.path_of(subpartition, now);
         let channel = subpartition.channel;
         let is_ending = subpartition.state == SendState::Ending;
-        subpartition.abandon(memory, false, now);
+        subpartition.abandon(memory, false, &path, now);
         subpartition.state = state;
         partition.mark_changed(key.subpartition);
         let Some((link_id, index)) = channel else { return };

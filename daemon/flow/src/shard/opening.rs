@@ -17,7 +17,7 @@ const ANY_INCARNATION: Incarnation = Incarnation(0);
 impl Shard {
     /// A data link was established: connected and its handshake done.
     pub fn handle_link(&mut self, spec: LinkSpec, now: Time) -> LinkId {
-        let mut link = Link::new(spec, self.limits.batch_bytes_min, now);
+        let mut link = Link::new(spec, &self.limits, now);
         if self.is_draining {
             link.state = link.state.on(LinkEvent::GoodbyeQueued).unwrap_or(link.state);
             link.control.push_back(goodbye());
@@ -255,10 +255,11 @@ impl Shard {
     pub(super) fn handle_end_ack(&mut self, key: SendKey, now: Time) -> Result<(), Failure> {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return Ok(()) };
         let Some((subpartition, memory)) = partition.split(key.subpartition) else { return Ok(()) };
+        let path = self.links.path_of(subpartition, now);
         let state = subpartition.state.on(SendEvent::EndAcked);
         let state = state.map_err(|error| Failure::new(FailureCode::Protocol, format!("{error}")))?;
         let channel = subpartition.channel;
-        subpartition.abandon(memory, true, now);
+        subpartition.abandon(memory, true, &path, now);
         subpartition.state = state;
         partition.mark_changed(key.subpartition);
         let is_last = partition.count_ended();

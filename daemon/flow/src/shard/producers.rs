@@ -8,6 +8,7 @@ use crate::ids::{PartitionId, SubpartitionIndex, Time};
 use crate::link::SendKey;
 use crate::send::partition::{Partition, fault};
 use crate::send::subpartition::{Next, Slice};
+use crate::stall::account::Path;
 use crate::state::PartitionState;
 
 impl Shard {
@@ -16,7 +17,8 @@ impl Shard {
     pub fn handle_partition(&mut self, spec: PartitionSpec, now: Time) -> PartitionId {
         let refusal = self.refusal(&spec);
         let key = (spec.exchange.clone(), spec.producer);
-        let id = PartitionId(self.partitions.table.insert(Partition::new(spec, self.limits.segment_bytes)));
+        let id =
+            PartitionId(self.partitions.table.insert(Partition::new(spec, self.limits.segment_bytes, now)));
         match refusal {
             Some(failure) => self.fail_partition(id, &failure, now),
             None => {
@@ -127,9 +129,11 @@ impl Shard {
     pub(super) fn activate(&mut self, key: SendKey, now: Time) {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
         let Some((subpartition, _)) = partition.split(key.subpartition) else { return };
-        subpartition.update_stall(now);
-        let Some((link_id, _)) = subpartition.channel else { return };
-        let Some(link) = self.links.get_mut(link_id) else { return };
+        let at = subpartition.channel.and_then(|(id, _)| Some((id, self.links.get_mut(id)?)));
+        let Some((link_id, link)) = at else {
+            return subpartition.update_stall(&Path::default(), now);
+        };
+        subpartition.update_stall(&link.path(now), now);
         if !subpartition.is_listed && subpartition.next() != Next::Nothing {
             subpartition.is_listed = true;
             link.round.push(key);

@@ -20,6 +20,7 @@ impl Shard {
         memory: &mut impl ReceiveMemory,
         now: Time,
     ) -> Result<(), WireError> {
+        self.settle_silence(link, now);
         let Some(state) = self.links.get_mut(link).filter(|state| state.has_socket()) else { return Ok(()) };
         (state.last_received, state.last_heard) = (now, now);
         state.counts.received_bytes += bytes.len() as u64;
@@ -27,6 +28,7 @@ impl Shard {
         let result = self.parse(link, &mut parser, bytes, memory, now);
         if let Some(state) = self.links.get_mut(link) {
             state.parser = parser;
+            state.receive_age_ns = None;
         }
         result
     }

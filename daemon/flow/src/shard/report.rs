@@ -1,5 +1,7 @@
 //! What the shard tells about its channels and links. Asked for rarely; costs as much as there are.
 
+use alloc::vec;
+
 use super::Shard;
 use crate::ids::{LinkId, SubpartitionIndex, Time};
 use crate::link::Link;
@@ -7,8 +9,9 @@ use crate::recv::channel::Channel;
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
 use crate::send::subpartition::Subpartition;
+use crate::stall::{Cause, Stalls};
 use crate::state::LinkState;
-use crate::stats::{ChannelStats, LinkStats, Side};
+use crate::stats::{ChannelStats, GateStats, LinkStats, PartitionStats, Side};
 
 impl Shard {
     /// Both ends of all channels that are here: first those of partitions, then those of gates.
@@ -27,6 +30,16 @@ impl Shard {
                 .map(move |(index, channel)| self.receiving_stats(gate, index, channel))
         });
         sending.chain(receiving)
+    }
+
+    /// The pools of all partitions.
+    pub fn partitions(&self, now: Time) -> impl Iterator<Item = PartitionStats> {
+        self.partitions.table.iter().map(move |(_, partition)| self.partition_stats(partition, now))
+    }
+
+    /// The pools of all gates.
+    pub fn gates(&self) -> impl Iterator<Item = GateStats> {
+        self.gates.table.iter().map(|(_, gate)| gate_stats(gate))
     }
 
     /// All links.
@@ -56,6 +69,10 @@ impl Shard {
     ) -> ChannelStats {
         let spec = &partition.spec;
         let link = subpartition.channel.map(|(link, _)| link);
+        let stalls = subpartition.stalls.stalls(&self.links.path_of(subpartition, now), now);
+        let now_waits = |index: usize| self.now_waits(partition, index, now);
+        let shared = partition.is_shared();
+        let emit = if shared { Stalls::default() } else { partition.emit.of_builder(index, &now_waits) };
         ChannelStats {
             side: Side::Send,
             exchange: spec.exchange.clone(),
@@ -78,7 +95,10 @@ impl Shard {
             bytes_total: subpartition.counts.bytes,
             buffers_total: subpartition.counts.buffers,
             records_total: subpartition.counts.records,
-            send_stalled_ns: subpartition.stalled_ns(now),
+            send_stalled_ns: subpartition.stalls.without_credit_ns(now),
+            stalls,
+            is_stall_approximate: subpartition.stalls.is_approximate(),
+            emit,
             limit_frames_total: subpartition.counts.limit_frames,
             backlog_frames_total: subpartition.counts.backlog_frames,
         }
@@ -111,9 +131,51 @@ impl Shard {
             buffers_total: channel.counts.buffers,
             records_total: channel.counts.records,
             send_stalled_ns: 0,
+            stalls: Stalls::default(),
+            is_stall_approximate: false,
+            emit: Stalls::default(),
             limit_frames_total: channel.counts.limit_frames,
             backlog_frames_total: channel.counts.backlog_frames,
         }
+    }
+
+    fn partition_stats(&self, partition: &Partition, now: Time) -> PartitionStats {
+        let (spec, columns) = (&partition.spec, partition.memory.segments.columns());
+        let mut held = vec![0_u32; partition.memory.builders.len()];
+        for (_, state) in partition.memory.segments.iter().filter(|(_, state)| state.is_held()) {
+            if let Some(count) = held.get_mut(state.owner.0 as usize) {
+                *count += 1;
+            }
+        }
+        let now_waits = |index: usize| self.now_waits(partition, index, now);
+        let mut emit = partition.emit.common(&now_waits);
+        if partition.is_shared() {
+            emit.add(&partition.emit.of_builder(0, &now_waits));
+        }
+        PartitionStats {
+            exchange: spec.exchange.clone(),
+            producer: spec.producer,
+            producers: spec.shape.producers,
+            consumers: spec.shape.consumers,
+            strategy: spec.shape.strategy,
+            segments: spec.segments,
+            overdraft: spec.pool.overdraft,
+            retention: spec.pool.retention,
+            quota: spec.pool.quota,
+            open: columns.builder,
+            queued: columns.queued,
+            in_kernel: columns.in_kernel,
+            unacked: columns.unacked,
+            held_max: held.into_iter().max().unwrap_or(0),
+            queued_bytes: partition.subpartitions.iter().map(|subpartition| subpartition.queued_bytes).sum(),
+            emit,
+        }
+    }
+
+    /// What a channel waits for at this moment.
+    fn now_waits(&self, partition: &Partition, index: usize, now: Time) -> Option<Cause> {
+        let subpartition = partition.subpartitions.get(index)?;
+        subpartition.stalls.cause_now(&self.links.path_of(subpartition, now))
     }
 
     /// The state of a channel's link, where that says more than the channel's own.
@@ -125,4 +187,33 @@ impl Shard {
     fn peer(&self, link: Option<LinkId>) -> Option<&Link> {
         link.and_then(|link| self.links.get(link))
     }
+}
+
+fn gate_stats(gate: &Gate) -> GateStats {
+    let (spec, channels) = (&gate.spec, gate.channels.len() as u32);
+    let mut stats = GateStats {
+        exchange: spec.exchange.clone(),
+        consumer: spec.consumer,
+        producers: spec.shape.producers,
+        consumers: spec.shape.consumers,
+        strategy: spec.shape.strategy,
+        exclusive: spec.exclusive.saturating_mul(channels),
+        exclusive_used: 0,
+        floating: gate.pool.floating(),
+        floating_used: 0,
+        ready: 0,
+        queued_bytes: 0,
+        buffered_bytes: 0,
+        consumed_bytes_total: 0,
+    };
+    for (index, channel) in (0..).zip(&gate.channels) {
+        let used = gate.pool.used(index);
+        stats.exclusive_used += used.min(spec.exclusive);
+        stats.floating_used += used.saturating_sub(spec.exclusive);
+        stats.ready += gate.pool.ready(index);
+        stats.queued_bytes += channel.pending_bytes;
+        stats.buffered_bytes += channel.counts.bytes.saturating_sub(channel.consumed);
+        stats.consumed_bytes_total += channel.consumed;
+    }
+    stats
 }

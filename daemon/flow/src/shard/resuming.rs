@@ -49,7 +49,7 @@ impl Shard {
         state.lost = reason.into();
         self.undo_batch(link, now);
         self.undo_arriving(link);
-        self.suspend_senders(link);
+        self.suspend_senders(link, now);
         if let Some(state) = self.links.get_mut(link) {
             (state.ping, state.pong) = (None, None);
             state.is_resume_due = false;
@@ -76,7 +76,7 @@ impl Shard {
         state.batch.turns.clear();
         state.batch.headers.clear();
         for planned in frames.iter().rev() {
-            self.revert_frame(link, planned, now);
+            self.revert_frame(link, planned, now, now);
         }
     }
 
@@ -90,11 +90,12 @@ impl Shard {
     }
 
     /// No channel sends before its receiver has said where to go on.
-    fn suspend_senders(&mut self, link: LinkId) {
+    fn suspend_senders(&mut self, link: LinkId, now: Time) {
         let Self { links, partitions, .. } = self;
         let Some(state) = links.get_mut(link) else { return };
         state.priority.clear();
         let _ = state.round.clear();
+        let path = state.path(now);
         let keys: Vec<SendKey> = state.senders().collect();
         for key in keys {
             let Some(partition) = partitions.get_mut(key.partition) else { continue };
@@ -103,6 +104,7 @@ impl Shard {
             subpartition.is_listed = false;
             subpartition.is_priority_listed = false;
             subpartition.deficit = 0;
+            subpartition.update_stall(&path, now);
             partition.mark_changed(key.subpartition);
             partitions.list(key.partition);
         }

@@ -15,13 +15,14 @@ impl Shard {
     pub fn handle_sent(&mut self, link: LinkId, bytes: u32, now: Time) {
         let Self { limits, links, .. } = self;
         let Some(state) = links.get_mut(link).filter(|state| state.batch.is_in_flight) else { return };
-        state.batch.is_in_flight = false;
+        state.batch.end_flight(now);
         if !state.is_open() {
             return self.release_link(link);
         }
         state.counts.sent_bytes += u64::from(bytes);
         let bounds = (limits.batch_bytes_min, limits.batch_bytes_max);
         state.batch.measure(bytes, limits.batch_window_ns, bounds, now);
+        let planned_at = state.batch.in_flight_since;
         let mut frames = core::mem::take(&mut state.batch.frames);
         let was_begun = state.batch.is_first_begun;
         let (mut done, mut rest) = (0, bytes);
@@ -37,7 +38,7 @@ impl Shard {
         let (kept, planned) = (done + usize::from(is_begun), frames.len());
         while frames.len() > kept {
             let Some(planned) = frames.pop() else { break };
-            self.revert_frame(link, &planned, now);
+            self.revert_frame(link, &planned, planned_at, now);
         }
         self.undo_turns(link, kept, planned);
         frames.drain(..done);
@@ -108,19 +109,19 @@ impl Shard {
     }
 
     /// Nothing of the frame is in the socket: the state before it was planned comes back. Frames are put back from the
-    /// last one to the first.
-    pub(super) fn revert_frame(&mut self, link: LinkId, planned: &Planned, now: Time) {
+    /// last one to the first. `since` is when the send began that did not take it.
+    pub(super) fn revert_frame(&mut self, link: LinkId, planned: &Planned, since: Time, now: Time) {
         match planned.frame {
             Frame::Slice { key, slice, opens, fill_before } => {
                 if self.is_sending(key) {
-                    self.revert_data(key, planned, Some((opens, fill_before)), now);
+                    self.revert_data(key, planned, Some((opens, fill_before)), (since, now));
                 } else {
                     self.drop_frame(&Frame::Slice { key, slice, opens, fill_before });
                 }
             }
             Frame::Event { key } | Frame::End { key } => {
                 if self.is_sending(key) {
-                    self.revert_data(key, planned, None, now);
+                    self.revert_data(key, planned, None, (since, now));
                 } else if let (Frame::End { .. }, Some(state)) = (planned.frame, self.links.get_mut(link)) {
                     state.answer_unsent_end(key);
                 }
@@ -131,7 +132,7 @@ impl Shard {
                     && let Some((subpartition, _)) = partition.split(key.subpartition)
                 {
                     subpartition.revert_backlog(fill_before, told_before);
-                    self.put_in_round(link, key, planned.bytes(), now);
+                    self.put_in_round(link, key, planned.bytes(), (now, now));
                 }
             }
             Frame::Limit { key, before } => self.revert_limit(link, key, before),
@@ -156,7 +157,7 @@ impl Shard {
         key: SendKey,
         planned: &Planned,
         packed: Option<(bool, Option<u32>)>,
-        now: Time,
+        (since, now): (Time, Time),
     ) {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
         let Some((subpartition, memory)) = partition.split(key.subpartition) else { return };
@@ -165,7 +166,7 @@ impl Shard {
         partition.mark_changed(key.subpartition);
         self.partitions.list(key.partition);
         match result {
-            Ok(()) => self.put_in_round(link, key, planned.bytes(), now),
+            Ok(()) => self.put_in_round(link, key, planned.bytes(), (since, now)),
             Err(failure) => self.fail_partition(key.partition, &failure, now),
         }
     }
@@ -198,11 +199,12 @@ impl Shard {
     }
 
     /// Frames of this channel were put back: it is in the round, with the bytes that they had cost.
-    fn put_in_round(&mut self, link: LinkId, key: SendKey, bytes: u32, now: Time) {
+    fn put_in_round(&mut self, link: LinkId, key: SendKey, bytes: u32, (since, now): (Time, Time)) {
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
         let Some((subpartition, _)) = partition.split(key.subpartition) else { return };
-        subpartition.update_stall(now);
         let Some(state) = self.links.get_mut(link) else { return };
+        let hold = subpartition.hold();
+        subpartition.stalls.handle_put_back(hold, since, &state.path(now), now);
         subpartition.deficit = subpartition.deficit.saturating_add(bytes);
         if !subpartition.is_listed {
             subpartition.is_listed = true;

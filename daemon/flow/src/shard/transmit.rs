@@ -38,8 +38,7 @@ impl Shard {
         }
         state.batch.headers.clear();
         state.batch.headers.extend_from_slice(&out.headers);
-        state.batch.is_in_flight = true;
-        state.batch.in_flight_since = now;
+        state.batch.begin_flight(now);
         true
     }
 
@@ -142,6 +141,8 @@ impl Planner<'_> {
             self.push_event(link, out, key, true);
             let Some(partition) = self.partitions.get_mut(key.partition) else { continue };
             let Some((subpartition, _)) = partition.split(key.subpartition) else { continue };
+            let hold = subpartition.hold();
+            subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now);
             if subpartition.has_priority() {
                 subpartition.is_priority_listed = true;
                 link.priority.push_back(key);
@@ -216,8 +217,11 @@ impl Planner<'_> {
             Next::Backlog { closed } => self.push_backlog(link, out, key, closed),
         }
         if let Some(partition) = self.partitions.get_mut(key.partition) {
-            if let Some((subpartition, _)) = partition.split(key.subpartition) {
-                subpartition.update_stall(self.now);
+            if let Some((subpartition, _)) = partition.split(key.subpartition)
+                && !matches!(next, Next::Backlog { .. })
+            {
+                let hold = subpartition.hold();
+                subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now);
             }
             partition.mark_changed(key.subpartition);
         }

@@ -26,9 +26,22 @@ pub struct PartitionSpec {
     pub incarnation: Incarnation,
     /// Segments in its send region.
     pub segments: u32,
+    /// What the segments are for. Not checked: the pool is run by the client.
+    pub pool: PoolShares,
     /// Whether it goes on without a consumer that is lost. Only for consumers that are interchangeable: without
     /// effect for other strategies than `rebalance` and `rescale`.
     pub continue_without: bool,
+}
+
+/// How the pool of a partition is divided; see [`PartitionPool`](crate::pool::partition::PartitionPool).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolShares {
+    /// Segments that one subpartition may hold open or queued.
+    pub quota: u32,
+    /// Segments that only a record already begun may take.
+    pub overdraft: u32,
+    /// Segments for what is sent and not acknowledged.
+    pub retention: u32,
 }
 
 impl PartitionSpec {

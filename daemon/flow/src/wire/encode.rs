@@ -5,18 +5,20 @@ use alloc::vec::Vec;
 use super::handshake::Hello;
 use super::header::{Flags, HEADER_BYTES, Header};
 use super::message::{
-    CHECKSUM_OPEN, Cancel, CatalogEntry, ENTRY_GATE, ENTRY_PARTITION, GateEntry, Limit, Message, OpenChannel,
-    PartitionEntry, Resume, Stats,
+    CHECKSUM_OPEN, Cancel, CatalogEntry, ChannelSummary, ENTRY_GATE, ENTRY_PARTITION, GateEntry, Limit,
+    Message, OpenChannel, PartitionEntry, ProcessTimes, Resume, SIDE_RECEIVE, SIDE_SEND, Stats, TaskShares,
+    TaskTimes, UNKNOWN_U16, UNKNOWN_U32,
 };
 use crate::exchange::{Name, Shape};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure};
+use crate::stats::Side;
 use crate::wants::GateWants;
 
 /// Appends the frame of `message` to `out`.
 ///
 /// The caller keeps payloads and entry counts within their bounds ([`super::EVENT_BYTES_MAX`],
-/// [`super::CATALOG_ENTRIES_MAX`], [`super::TASK_TIMES_MAX`]); the peer refuses a frame that is over them. A
-/// failure's text is cut to its bound.
+/// [`super::CATALOG_ENTRIES_MAX`], [`super::TASK_TIMES_MAX`], [`super::CHANNEL_SUMMARIES_MAX`]); the peer refuses a frame
+/// that is over them. A failure's text is cut to its bound.
 pub fn encode(message: &Message, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -175,13 +177,47 @@ fn encode_gate(gate: &GateEntry, out: &mut Vec<u8>) {
 
 fn encode_stats(stats: &Stats, out: &mut Vec<u8>) {
     put_u64(out, stats.read_at_ns);
+    out.push(u8::from(stats.is_last));
+    put_u32(out, stats.tasks_left_out);
+    put_u32(out, stats.channels_left_out);
     put_count(out, stats.tasks.len());
-    for times in &stats.tasks {
-        for ns in [times.idle_ns, times.busy_ns, times.soft_ns, times.hard_ns] {
-            put_u64(out, ns);
-        }
-        put_name(out, &times.task);
+    put_count(out, stats.channels.len());
+    stats.tasks.iter().for_each(|times| encode_times(times, out));
+    stats.channels.iter().for_each(|channel| encode_summary(channel, out));
+}
+
+fn encode_times(times: &TaskTimes, out: &mut Vec<u8>) {
+    put_u64(out, times.instance);
+    put_u32(out, times.index.unwrap_or(UNKNOWN_U32));
+    for TaskShares { idle, busy, soft, hard } in times.windows {
+        [idle, busy, soft, hard].into_iter().for_each(|share| put_u16(out, share));
     }
+    times.total_ns.into_iter().for_each(|ns| put_u64(out, ns));
+    let ProcessTimes { ran, waited, busy } = times.process;
+    put_u32(out, ran.unwrap_or(UNKNOWN_U32));
+    put_u32(out, waited.unwrap_or(UNKNOWN_U32));
+    put_u32(out, busy);
+    put_name(out, &times.task);
+}
+
+fn encode_summary(channel: &ChannelSummary, out: &mut Vec<u8>) {
+    put_u32(out, channel.producer.0);
+    put_u32(out, channel.consumer.0);
+    out.push(match channel.side {
+        Side::Send => SIDE_SEND,
+        Side::Receive => SIDE_RECEIVE,
+    });
+    channel.send_stalled.into_iter().chain(channel.emit_stalled).for_each(|ms| put_u16(out, ms));
+    [channel.bytes, channel.records, channel.queued_bytes]
+        .into_iter()
+        .for_each(|number| put_u64(out, number));
+    put_u32(out, channel.backlog);
+    put_u32(out, channel.credit);
+    let usages = [channel.pool_usage, channel.exclusive_usage, channel.floating_usage];
+    for number in usages.into_iter().chain([channel.shard_ran, channel.shard_waited]) {
+        put_u16(out, number.unwrap_or(UNKNOWN_U16));
+    }
+    put_name(out, &channel.exchange);
 }
 
 /// 16 bytes: parallelism of both sides, segment size, strategy, checksum, 2 reserved.

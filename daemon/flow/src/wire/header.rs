@@ -217,8 +217,8 @@ frame_types! {
     Pong = 16, Link, 8, 8, Flags::NONE, [];
     /// Partitions of the sending node.
     Catalog = 17, Link, 2, CONTROL_BYTES_MAX, Flags::NONE, [];
-    /// Times of the sending node's tasks.
-    Stats = 18, Link, 10, CONTROL_BYTES_MAX, Flags::NONE, [];
+    /// What the sending node's tasks and channels did lately.
+    Stats = 18, Link, 21, CONTROL_BYTES_MAX, Flags::NONE, [];
     /// The sender will close the link, at once or when the channels on it have ended, and why.
     Goodbye = 19, Link, FAILURE_BYTES_MIN, FAILURE_BYTES_MAX, Flags::NONE, [];
     /// First frame of each end on a socket that replaces another: how much of the peer's control it has.

@@ -9,6 +9,8 @@ use super::header::FrameType;
 use crate::exchange::{Name, Shape};
 use crate::failure::Failure;
 use crate::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
+use crate::stall::CAUSES;
+use crate::stats::Side;
 use crate::wants::GateWants;
 
 /// Most entries of one Catalog frame. A longer catalog is sent as several frames.
@@ -24,7 +26,22 @@ pub(super) const ENTRY_GATE: u8 = 2;
 pub(super) const CHECKSUM_OPEN: u8 = 2;
 
 /// Most tasks of one Stats frame. More tasks are sent as several frames.
-pub const TASK_TIMES_MAX: usize = 512;
+pub const TASK_TIMES_MAX: usize = 128;
+
+/// Most ends of channels of one Stats frame. More are sent as several frames.
+pub const CHANNEL_SUMMARIES_MAX: usize = 256;
+
+/// What stands for a number of 4 bytes that is not known.
+pub(super) const UNKNOWN_U32: u32 = u32::MAX;
+
+/// What stands for a number of 2 bytes that is not known.
+pub(super) const UNKNOWN_U16: u16 = u16::MAX;
+
+/// Number of the sending end of a channel.
+pub(super) const SIDE_SEND: u8 = 1;
+
+/// Number of its receiving end.
+pub(super) const SIDE_RECEIVE: u8 = 2;
 
 /// A frame that is not data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,9 +162,9 @@ pub enum Message {
         /// At most [`CATALOG_ENTRIES_MAX`].
         entries: Vec<CatalogEntry>,
     },
-    /// Times of the sending node's tasks.
+    /// What the sending node's tasks and channels did lately.
     Stats {
-        /// The times.
+        /// A part of it.
         stats: Stats,
     },
     /// The sender will close the link, at once or when the channels on it have ended.
@@ -345,26 +362,106 @@ pub struct GateEntry {
     pub task: Name,
 }
 
-/// Times of the sending node's tasks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A part of what the sending node's tasks and channels did lately. One reading is as many frames as it takes, in a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// The moment of reading, in nanoseconds of the sender's monotonic clock.
+    /// The moment of reading, in nanoseconds of the sender's monotonic clock: the same in all frames of one reading.
     pub read_at_ns: u64,
+    /// Whether this frame ends the reading.
+    pub is_last: bool,
+    /// Tasks of the sending node that the reading leaves out, because there are too many.
+    pub tasks_left_out: u32,
+    /// Ends of channels that the reading leaves out; they waited less than those that are in it.
+    pub channels_left_out: u32,
     /// At most [`TASK_TIMES_MAX`].
     pub tasks: Vec<TaskTimes>,
+    /// At most [`CHANNEL_SUMMARIES_MAX`].
+    pub channels: Vec<ChannelSummary>,
 }
 
-/// Nanoseconds that one task has spent in each state since it began.
+/// Most milliseconds of a second.
+pub const SECOND_MS: u16 = 1000;
+
+/// What one instance of a task did, in milliseconds per second: the mean of a window. All 0 if the instance was not watched
+/// for so long; else they add up to [`SECOND_MS`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskShares {
+    /// Waiting for input.
+    pub idle: u16,
+    /// Working.
+    pub busy: u16,
+    /// Waiting for output, still able to react.
+    pub soft: u16,
+    /// Waiting for output, blocked.
+    pub hard: u16,
+}
+
+/// Windows that each task's times are told for: 1, 10 and 60 seconds.
+pub const TASK_WINDOWS: usize = 3;
+
+/// What one instance of a task did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskTimes {
     /// The task.
     pub task: Name,
-    /// Waiting for input.
-    pub idle_ns: u64,
-    /// Working.
-    pub busy_ns: u64,
-    /// Waiting for output, still able to react.
-    pub soft_ns: u64,
-    /// Waiting for output, blocked.
-    pub hard_ns: u64,
+    /// Which instance: a number that no other task of the sending node has or had.
+    pub instance: u64,
+    /// Its index: the smallest that it has at an exchange, at those that it reads if it reads any. None while it has no
+    /// partition and no gate.
+    pub index: Option<u32>,
+    /// The windows, the shortest first.
+    pub windows: [TaskShares; TASK_WINDOWS],
+    /// Nanoseconds since it began: idle, busy, soft, hard.
+    pub total_ns: [u64; 4],
+    /// What its process did.
+    pub process: ProcessTimes,
+}
+
+/// What a process did in about the last second, in milliseconds per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessTimes {
+    /// Running on processors, all its threads together. None if it is not known.
+    pub ran: Option<u32>,
+    /// Ready to run, and waiting for a processor. None if it is not known.
+    pub waited: Option<u32>,
+    /// Busy, by the cells of all its tasks together.
+    pub busy: u32,
+}
+
+/// What one end of a channel did in the last second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChannelSummary {
+    /// The exchange.
+    pub exchange: Name,
+    /// Which producer.
+    pub producer: ProducerIndex,
+    /// Which consumer.
+    pub consumer: ConsumerIndex,
+    /// Which end.
+    pub side: Side,
+    /// Milliseconds per second of its send stalls, by cause in the order of [`crate::stall::Cause::ALL`]. Each at most
+    /// [`SECOND_MS`]; 0 at the receiving end.
+    pub send_stalled: [u16; CAUSES],
+    /// The same of the emit stalls of its producer.
+    pub emit_stalled: [u16; CAUSES],
+    /// Payload bytes per second.
+    pub bytes: u64,
+    /// Records per second.
+    pub records: u64,
+    /// Payload that waits at this end, in bytes, now.
+    pub queued_bytes: u64,
+    /// Receive segments that the sender's queue would still open, now.
+    pub backlog: u32,
+    /// Receive segments that may still be opened, now.
+    pub credit: u32,
+    /// How much of the pool at this end is in use, in thousandths; more than 1000 with overdraft. None if not known.
+    pub pool_usage: Option<u16>,
+    /// How many of the exclusive segments of the gate, in thousandths. None if not known, and at the sending end.
+    pub exclusive_usage: Option<u16>,
+    /// How many of its floating segments.
+    pub floating_usage: Option<u16>,
+    /// Milliseconds per second that the thread of the shard at this end ran. At most [`SECOND_MS`]; none if not known.
+    pub shard_ran: Option<u16>,
+    /// Milliseconds per second that it was ready to run and waited for a processor.
+    pub shard_waited: Option<u16>,
 }

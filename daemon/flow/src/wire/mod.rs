@@ -27,6 +27,7 @@ pub use header::{
     HeaderFields, PROTOCOL_VERSION,
 };
 pub use message::{
-    CATALOG_ENTRIES_MAX, Cancel, CatalogEntry, GateEntry, GateState, Limit, Message, OpenChannel,
-    PartitionEntry, PartitionState, Resume, Stats, TASK_TIMES_MAX, TaskTimes,
+    CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, Cancel, CatalogEntry, ChannelSummary, GateEntry, GateState,
+    Limit, Message, OpenChannel, PartitionEntry, PartitionState, ProcessTimes, Resume, SECOND_MS, Stats,
+    TASK_TIMES_MAX, TASK_WINDOWS, TaskShares, TaskTimes,
 };

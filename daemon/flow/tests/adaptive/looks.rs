@@ -230,7 +230,74 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What may change who is eligible, and records between it.
+#[derive(Clone, Debug)]
+enum Change {
+    Choose(u32),
+    Block(u32),
+    Lose(u32),
+    /// A look that finds each of them with room or without, repeated for all targets.
+    Look(Vec<bool>),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        6 => (1..12_u32).prop_map(Change::Choose),
+        6 => (0..260_u32).prop_map(Change::Block),
+        1 => (0..260_u32).prop_map(Change::Lose),
+        2 => prop::collection::vec(prop::bool::weighted(0.2), 1..9).prop_map(Change::Look),
+        1 => Just(Change::Look(vec![true])),
+    ]
+}
+
 proptest! {
+    #[test]
+    fn the_choice_is_the_first_eligible_one_from_the_turn_on_whoever_was_left_out_in_which_order(
+        targets in prop_oneof![1..10_u32, 60..70_u32, 120..260_u32],
+        start in 0..260_u32,
+        changes in prop::collection::vec(change(), 1..120),
+    ) {
+        let mut adaptive = Adaptive::new(Rebalance::starting_at(start), targets);
+        // The same by looking at one after the other.
+        let (mut turn, mut able) = (if start < targets { start } else { 0 }, vec![true; targets as usize]);
+        let mut gone = vec![false; targets as usize];
+        for change in changes {
+            match change {
+                Change::Choose(records) => {
+                    for _ in 0..records {
+                        let mut going_round = (turn..targets).chain(0..turn);
+                        let wanted = going_round.find(|target| able[*target as usize]);
+                        prop_assert_eq!(adaptive.select(b"", None), wanted);
+                        turn = (wanted.unwrap_or(turn) + 1) % targets;
+                    }
+                }
+                Change::Block(target) => {
+                    adaptive.handle_blocked(target);
+                    able.get_mut(target as usize).into_iter().for_each(|able| *able = false);
+                }
+                Change::Lose(target) => {
+                    adaptive.handle_gone(target);
+                    able.get_mut(target as usize).into_iter().for_each(|able| *able = false);
+                    gone.get_mut(target as usize).into_iter().for_each(|gone| *gone = true);
+                }
+                Change::Look(has_room) => {
+                    let has_room = |target: u32| has_room[target as usize % has_room.len()];
+                    adaptive.look(Time(0), |target| TargetView {
+                        is_full: !has_room(target),
+                        ..TargetView::default()
+                    });
+                    for target in 0..targets {
+                        able[target as usize] = has_room(target) && !gone[target as usize];
+                    }
+                }
+            }
+            for target in 0..targets {
+                prop_assert_eq!(adaptive.is_eligible(target), able[target as usize]);
+            }
+            prop_assert!(!adaptive.is_eligible(targets) && !adaptive.is_eligible(u32::MAX));
+        }
+    }
+
     #[test]
     fn whatever_is_seen_only_targets_that_are_there_and_can_are_chosen(
         targets in 1..150_u32,

@@ -133,7 +133,9 @@ impl World {
         TargetView {
             unsubmitted_bytes: of.builder.map_or(0, |(_, written)| written),
             consumed_bytes: of.consumed,
-            is_full: of.credit == 0 && self.pool.held(SubpartitionIndex(target)) >= QUOTA,
+            is_full: of.builder.is_none()
+                && of.credit == 0
+                && self.pool.held(SubpartitionIndex(target)) >= QUOTA,
             is_gone: false,
         }
     }

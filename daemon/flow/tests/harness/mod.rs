@@ -14,8 +14,8 @@ use weir_flow::ids::{
 };
 use weir_flow::limits::Limits;
 use weir_flow::shard::{
-    ClientFault, Delivery, GateSpec, LinkSpec, Notice, Part, PartitionSpec, PartitionUpdate, ReceiveMemory,
-    Shard, Submission, Transmit,
+    ClientFault, Delivery, GateSpec, LinkSpec, Notice, Part, PartitionSpec, PartitionUpdate, PoolShares,
+    ReceiveMemory, Shard, Submission, Transmit,
 };
 use weir_flow::wire::{
     Cancel, Flags, FrameType, HEADER_BYTES, Header, Limit, Message, OpenChannel, WireError, decode, encode,
@@ -51,6 +51,7 @@ pub fn partition_spec(shape: Shape, producer: u32, segments: u32) -> PartitionSp
         shape,
         incarnation: Incarnation(7),
         segments,
+        pool: PoolShares::default(),
         continue_without: false,
     }
 }

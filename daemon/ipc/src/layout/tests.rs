@@ -16,13 +16,17 @@ fn check_places(mut places: Vec<Place>, header: &Header) {
 fn the_places_of_a_partition_are_apart() {
     for (segments, subpartitions) in [(1, 1), (2, 1), (64, 7), (1000, 4096), (SEGMENTS_MAX, CHANNELS_MAX)] {
         let p = PartitionLayout { segments, subpartitions }.places().unwrap();
-        let places =
+        let mut places =
             vec![p.waits, p.events_taken, p.submit.place, p.returns.place, p.failure, p.cells, p.slots];
+        // Two of these cells share a line.
+        let wait_cells = Place { bytes: p.wait_cells.bytes.next_multiple_of(64), ..p.wait_cells };
+        places.extend([p.wait_cell, wait_cells]);
         check_places(places, &p.header);
         assert!(p.submit.capacity.is_power_of_two() && p.returns.capacity.is_power_of_two());
         assert!(p.submit.capacity >= 2 * segments + 2 * subpartitions + 64);
         assert!(p.returns.capacity >= segments + 2);
         assert_eq!(p.cells.bytes, 64 * subpartitions as usize);
+        assert_eq!((p.wait_cell.bytes, p.wait_cells.bytes), (128, 32 * subpartitions as usize));
         assert_eq!(p.slots.bytes, 64 * 1024);
         assert_eq!(p.slots.at, p.header.allocated);
     }
@@ -73,6 +77,6 @@ fn the_header_says_what_it_is() {
     let header = PartitionLayout { segments: 64, subpartitions: 4 }.places().unwrap().header;
     let [magic, version, bytes, first, second] = header.words();
     assert_eq!(magic.to_le_bytes(), *b"WEIR-IPC");
-    assert_eq!(version, 1 | 1 << 32);
+    assert_eq!(version, 2 | 1 << 32);
     assert_eq!((bytes, first, second), (header.bytes as u64, 64, 4));
 }

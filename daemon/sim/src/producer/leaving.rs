@@ -25,6 +25,9 @@ impl Producer {
         trace!(common.trace, self, "ends subpartition {subpartition}");
         if self.ends_given == self.builders.len() {
             self.selecting.check()?;
+            if let Some(adapting) = &self.adapting {
+                adapting.check_even().map_err(|text| format!("{self}: {text}"))?;
+            }
             self.state = State::Ending;
         }
         Ok(true)

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use weir_flow::exchange::Name;
 use weir_flow::failure::{Failure, FailureCode};
+use weir_ipc::IpcFault;
 use weir_ipc::attach::message::{GRANTED, ResponseBody, WITHDRAWN};
 use weir_ipc::layout::TASKS_MAX;
 
-use super::{Node, Outcome, RingState};
+use super::{Attachment, Attachments, Node, Outcome, Place, RingState};
+use crate::node::tasks_times::now_ns;
+use crate::observe::times::TaskMeter;
 use crate::shard::mailbox::{AttachmentId, RingKey};
 
 /// The tasks that a client has.
@@ -21,6 +24,8 @@ struct Task {
     name: Name,
     /// The request that made it.
     made_by: u64,
+    /// What its cell said.
+    meter: TaskMeter,
 }
 
 impl Tasks {
@@ -37,7 +42,8 @@ impl Tasks {
             Failure::new(FailureCode::OverBudget, text)
         })?;
         tracing::trace!(%name, cell, "a task");
-        self.by_cell.insert(cell, Task { name, made_by: request });
+        let meter = TaskMeter::new(now_ns());
+        self.by_cell.insert(cell, Task { name, made_by: request, meter });
         Ok(cell)
     }
 
@@ -60,6 +66,39 @@ impl Tasks {
     /// The name of the task with this cell, if there is one.
     pub(super) fn name(&self, cell: u32) -> Option<&Name> {
         self.by_cell.get(&cell).map(|task| &task.name)
+    }
+}
+
+impl Attachments {
+    /// As [`Self::live`], to be changed.
+    pub(in crate::node) fn live_mut(&mut self) -> impl Iterator<Item = (AttachmentId, &mut Attachment)> {
+        let live = self.by_id.iter_mut().filter(|(_, client)| client.answers.is_some());
+        live.map(|(id, client)| (*id, client))
+    }
+}
+
+impl Attachment {
+    /// Reads the cells of its tasks at `now_ns` of the monotonic clock.
+    ///
+    /// # Errors
+    /// A cell names a state that there is not.
+    pub(in crate::node) fn read_times(&mut self, now_ns: u64) -> Result<(), IpcFault> {
+        let Some(cells) = &self.cells else { return Ok(()) };
+        for (cell, task) in &mut self.tasks.by_cell {
+            task.meter.observe(now_ns, cells.read(*cell)?);
+        }
+        Ok(())
+    }
+
+    /// Its tasks: cell, name, and what they did.
+    pub(in crate::node) fn meters(&self) -> impl Iterator<Item = (u32, &Name, &TaskMeter)> {
+        self.tasks.by_cell.iter().map(|(cell, task)| (*cell, &task.name, &task.meter))
+    }
+
+    /// What the task with this cell has, or waits for.
+    pub(in crate::node) fn places(&self, cell: u32) -> impl Iterator<Item = &Place> {
+        let rings = self.rings.values().filter(move |ring| ring.is_open && ring.task == cell);
+        rings.map(|ring| &ring.place)
     }
 }
 

@@ -119,8 +119,10 @@ fn a_diamond_has_its_tip_first_and_its_end_last_whatever_their_names() {
         edge("ld", "left", "a-end"),
         edge("rd", "right", "a-end"),
     ];
-    let graph = graph(ends.concat());
-    assert_eq!(shown(&graph), ["1 z-source <- ", "2 left <- 1", "3 right <- 1", "4 a-end <- 2 3"]);
+    assert_eq!(
+        shown(&graph(ends.concat())),
+        ["1 z-source <- ", "2 left <- 1", "3 right <- 1", "4 a-end <- 2 3"]
+    );
 }
 
 #[test]

@@ -14,10 +14,14 @@ const SHAPE: Shape =
 #[tokio::test]
 async fn a_shard_that_does_not_answer_is_named_where_its_channels_and_links_are_missing() {
     let node = TestNode::start(options("a"), 2);
-    assert_eq!(node.handle.channels().await.unwrap().shards_missing, [] as [u16; 0]);
+    let missing = async || {
+        let report = patiently("the channels of those that answer", node.handle.channels()).await;
+        report.unwrap().shards_missing
+    };
+    assert_eq!(missing().await, [] as [u16; 0]);
     node.until("links", |links| links.state == Health::Ok).await;
     node.shards[1].is_stuck.store(true, Ordering::Relaxed);
-    assert_eq!(node.handle.channels().await.unwrap().shards_missing, [1]);
+    assert_eq!(missing().await, [1]);
     let status = node.status().await;
     assert_eq!(status.shards_missing, [1]);
     for (name, words) in [("links", "shard 1 did not answer"), ("shards", "1 of 2 answer")] {

@@ -239,23 +239,25 @@ async fn who_has_most_of_the_attachments_is_named() {
 
 #[tokio::test]
 async fn who_connects_and_says_nothing_takes_no_attachment_and_the_oldest_goes() {
-    let node = TestNode::start(NodeOptions { attachments_max: 1, ..options("a") }, 1);
+    let node = TestNode::start(NodeOptions { attachments_max: 2, ..options("a") }, 1);
+    let mut early = node.client().await;
     let path = node.attach_socket();
     let most = descriptors::share(8).min(512);
     let connecting = tokio::task::spawn_blocking(move || {
         (0..most + 40).map(|_| Client::connect(&path)).collect::<Vec<_>>()
     });
     let mut silent = patiently("connections", connecting).await.unwrap();
-    assert_eq!(node.subsystem("attach").await.unwrap().detail, "0 of 1 attachments");
+    assert_eq!(node.subsystem("attach").await.unwrap().detail, "1 of 2 attachments");
     let (code, text) = silent[0].last_word().await;
     assert_eq!(code, "over_budget");
     assert!(text.starts_with("no Hello came"), "{text}");
-    // Beside all those, one that says it is attached, and then nobody else.
+    // Beside all those, one that says it is attached, and then nobody else. Who was there before them stays.
     let mut honest = node.client().await;
     honest.partition(producer("x")).await;
+    early.gate(consumer("x")).await;
     let mut late = silent.pop().unwrap();
     late.send(hello()).await;
-    assert!(late.until_detached().await.starts_with("1 clients are attached"));
+    assert!(late.until_detached().await.starts_with("2 clients are attached"));
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use weir_flow::wire::{
     PartitionState, encode,
 };
 
+use super::peers::linked;
 use super::*;
 use crate::link::handshake::Purpose;
 use crate::node::link_sockets::{SHARD_LINKS_MAX, UNLINKED_LINKS_MAX};
@@ -31,6 +32,23 @@ fn closed(key: &LinkKey, reason: &str, is_unsaid: bool) -> ToNode {
     ToNode::LinkClosed { key: key.clone(), reason: reason.to_owned(), is_unsaid }
 }
 
+/// Two linked nodes, of which `a` consumes what `b` produces; and who does: the producer, then the consumer, whose gate
+/// waits for its channel.
+pub(super) async fn fed() -> (TestNode, TestNode, [Client; 2]) {
+    let (a, b) = linked().await;
+    let clients = feed(&a, &b).await;
+    (a, b, clients)
+}
+
+/// A producer on `b`, and a consumer on `a` whose gate waits for its channel.
+pub(super) async fn feed(a: &TestNode, b: &TestNode) -> [Client; 2] {
+    let mut source = b.client().await;
+    source.partition(producer("x")).await;
+    let mut sink = a.client().await;
+    sink.gate(consumer("x")).await;
+    [source, sink]
+}
+
 /// Two nodes with a data link that `a` has dialled, and the keys of its ends.
 struct Linked {
     a: TestNode,
@@ -42,13 +60,7 @@ struct Linked {
 
 impl Linked {
     async fn start() -> Self {
-        let mut b = TestNode::start(options("b"), 1);
-        let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
-        a.until_linked("b").await;
-        let mut source = b.client().await;
-        source.partition(producer("x")).await;
-        let mut sink = a.client().await;
-        sink.gate(consumer("x")).await;
+        let (mut a, mut b, [source, sink]) = fed().await;
         let (_, near) = next_channel(&mut a.shards[0]).await;
         let far = loop {
             if let ToShard::AddLink { key, .. } = b.shards[0].next().await {
@@ -489,13 +501,7 @@ async fn gates_wait_for_a_data_link_that_cannot_be_dialled_and_are_connected_whe
 
 #[tokio::test]
 async fn a_channel_whose_link_broke_before_it_was_opened_is_opened_over_another() {
-    let b = TestNode::start(options("b"), 1);
-    let mut a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
-    a.until_linked("b").await;
-    let mut source = b.client().await;
-    source.partition(producer("x")).await;
-    let mut sink = a.client().await;
-    sink.gate(consumer("x")).await;
+    let (mut a, _b, [_source, mut sink]) = fed().await;
     let (key, link) = next_channel(&mut a.shards[0]).await;
     let closed = || closed(&link, "reset", false);
     let not_connected = || ToNode::NotConnected { key, producer: ProducerIndex(0) };

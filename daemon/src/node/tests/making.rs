@@ -43,8 +43,13 @@ impl Held {
         let make = move |plan: &RegionPlan| {
             if plan.bytes_max() > 8 << 20 {
                 let _ = begin.send(());
-                // When the test is over, nobody is kept.
-                permitted.lock().unwrap().recv().unwrap_or(Ok(()))?;
+                match permitted.lock().unwrap().recv_timeout(PATIENCE) {
+                    Ok(permit) => permit?,
+                    // When the test is over, nobody is kept.
+                    Err(permits::RecvTimeoutError::Disconnected) => {}
+                    // On the thread of the test it would hold that up as well.
+                    Err(permits::RecvTimeoutError::Timeout) => panic!("nobody says that it may be made"),
+                }
             }
             plan.make()
         };
@@ -173,6 +178,10 @@ async fn a_request_taken_back_while_its_region_is_made_leaves_nothing_behind() {
         assert_eq!(ring, 0);
         held.permit();
         until_used(&node, 49 * 4096).await;
+        // Who has the place now is not touched, and who asked before is not answered again.
+        let (code, _) = client.refusal(RequestBody::CreatePartition(producer("x"))).await;
+        assert_eq!(code, "duplicate_producer");
+        assert!(client.answers.is_empty(), "{:?}", client.answers);
         client.ask(RequestBody::ClosePartition { ring }).await;
         let ToShard::AddPartition { key, spec, endpoint, region } = node.shards[0].next().await else {
             panic!("no partition")

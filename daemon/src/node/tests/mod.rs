@@ -6,6 +6,7 @@ mod links;
 mod making;
 mod peers;
 mod stopping;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -33,6 +34,8 @@ use crate::control::snapshot::{Health, SnapshotSource, StatusReport, Subsystem};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::memory::HugepageMode;
+use crate::observe::probes::cause::Cause;
+use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{ShardCounts, ShardInbox, mailbox};
 use crate::shard::stall::TurnStats;
 
@@ -64,6 +67,7 @@ fn options(node: &str) -> NodeOptions {
         link: LinkOptions::default(),
         heartbeat: Heartbeat::default(),
         drain_timeout: PATIENCE,
+        observer: Observer::without(Cause::SwitchedOff),
     }
 }
 
@@ -92,6 +96,8 @@ struct TestNode {
     dir: TempDir,
     shards: Vec<TestShard>,
     to_node: mpsc::UnboundedSender<ToNode>,
+    /// The places of all who dial for it.
+    dials: Dials,
     end: JoinHandle<NodeEnd>,
 }
 
@@ -157,8 +163,12 @@ fn kind(mail: &ToShard) -> &'static str {
 fn snapshot(shard: u16) -> ShardSnapshot {
     ShardSnapshot {
         shard,
+        at: weir_flow::ids::Time(0),
+        partitions: Vec::new(),
+        gates: Vec::new(),
         channels: Vec::new(),
         links: Vec::new(),
+        sockets: BTreeMap::new(),
         counts: ShardCounts::default(),
         bytes_total: 0,
         turns: TurnStats::default(),
@@ -184,9 +194,9 @@ impl TestNode {
         if let Some(make) = make {
             node.makers = Makers::start(&node.events, make).unwrap();
         }
-        let listen = node.listen_address();
+        let (listen, dials) = (node.listen_address(), node.dials.clone());
         let shards = (0_u16..).zip(inboxes).map(|(shard, inbox)| TestShard::new(shard, inbox)).collect();
-        Self { handle, listen, dir, shards, to_node, end: tokio::spawn(node.run()) }
+        Self { handle, listen, dir, shards, to_node, dials, end: tokio::spawn(node.run()) }
     }
 
     fn attach_socket(&self) -> std::path::PathBuf {

@@ -5,11 +5,13 @@ use weir_flow::ids::ProducerIndex;
 use weir_flow::wire::CatalogEntry;
 
 use super::clients::assert_connected;
+use super::links::{fed, feed};
 use super::*;
+use crate::link::dial::DIALS_MAX;
 use crate::shard::mailbox::LinkKey;
 
 /// Two linked nodes of one shard each; only `a` is told of the other.
-async fn linked() -> (TestNode, TestNode) {
+pub(super) async fn linked() -> (TestNode, TestNode) {
     let b = TestNode::start(options("b"), 1);
     let a = TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") }, 1);
     a.until_linked("b").await;
@@ -72,6 +74,50 @@ async fn the_consumers_node_dials_a_peer_that_it_is_configured_with() {
 async fn the_consumers_node_dials_a_peer_that_it_knows_only_from_its_dial() {
     let (mut a, mut b) = linked().await;
     assert_channel("x", &mut b, &mut a, ("b", "a")).await;
+}
+
+/// A place to dial from is for those who dial, and not for those who are linked.
+#[tokio::test]
+async fn a_node_is_linked_with_more_peers_than_it_dials_at_a_time() {
+    let others: Vec<TestNode> =
+        (0..DIALS_MAX + 1).map(|number| TestNode::start(options(&format!("n{number}")), 1)).collect();
+    let peers =
+        (0..).zip(&others).map(|(number, other)| peer_at(&format!("n{number}"), other.listen)).collect();
+    let a = TestNode::start(NodeOptions { peers, ..options("a") }, 1);
+    for number in 0..others.len() {
+        a.until_linked(&format!("n{number}")).await;
+    }
+    for places in [&a.dials.control, &a.dials.data] {
+        assert_eq!(places.available_permits(), DIALS_MAX);
+    }
+}
+
+/// However many peers cannot be reached: a data link that is lost has only its grace to come back.
+#[tokio::test]
+async fn data_links_are_dialled_while_every_place_for_control_links_is_taken() {
+    let (mut a, mut b) = linked().await;
+    let dials = a.dials.clone();
+    let _taken = dials.control.try_acquire_many(u32::try_from(DIALS_MAX).unwrap()).unwrap();
+    assert_channel("x", &mut a, &mut b, ("a", "b")).await;
+}
+
+#[tokio::test]
+async fn a_data_link_is_dialled_when_there_is_a_place_to_dial_from() {
+    let (mut a, mut b) = linked().await;
+    let dials = a.dials.clone();
+    let taken = dials.data.try_acquire_many(u32::try_from(DIALS_MAX).unwrap()).unwrap();
+    let _clients = feed(&a, &b).await;
+    let added = async |node: &mut TestNode| {
+        while !matches!(node.shards[0].next().await, ToShard::AddLink { .. }) {}
+    };
+    for node in [&mut a, &mut b] {
+        let early = tokio::time::timeout(Duration::from_millis(300), added(node)).await;
+        assert!(early.is_err(), "dialled without a place");
+    }
+    drop(taken);
+    for node in [&mut a, &mut b] {
+        added(node).await;
+    }
 }
 
 #[tokio::test]
@@ -218,9 +264,14 @@ async fn a_peer_that_was_away_is_found_again_with_what_it_has() {
 async fn a_peer_that_dialled_is_shown_as_lost_until_it_is_back_or_stops_in_order() {
     let b = TestNode::start(options("b"), 1);
     let on_a = || NodeOptions { peers: vec![peer_at("b", b.listen)], ..options("a") };
+    let lines = async || {
+        let status = b.status().await;
+        status.subsystems.into_iter().filter(|line| line.name == "peer/a").count()
+    };
     for _ in 0..2 {
         let a = TestNode::start(on_a(), 1);
         b.until_linked("a").await;
+        assert_eq!(lines().await, 1, "it is lost no more");
         // It dies without a word.
         a.end.abort();
         let peer = b.until("peer/a", |peer| peer.state == Health::Degraded).await;
@@ -231,6 +282,7 @@ async fn a_peer_that_dialled_is_shown_as_lost_until_it_is_back_or_stops_in_order
             "{reason}"
         );
         assert!(peer.fix.unwrap().contains("start weir on a"));
+        assert_eq!(lines().await, 1);
         assert!(b.status().await.is_degraded());
     }
     let mut a = TestNode::start(on_a(), 1);
@@ -244,11 +296,7 @@ async fn a_peer_that_dialled_is_shown_as_lost_until_it_is_back_or_stops_in_order
 
 #[tokio::test]
 async fn a_data_link_that_breaks_is_dialled_again_for_the_next_gate() {
-    let (mut a, b) = linked().await;
-    let mut source = b.client().await;
-    source.partition(producer("x")).await;
-    let mut sink = a.client().await;
-    sink.gate(consumer("x")).await;
+    let (mut a, _b, [_source, mut sink]) = fed().await;
     let key = loop {
         if let ToShard::ConnectProducer { link, .. } = a.shards[0].next().await {
             break link;

@@ -10,7 +10,7 @@ use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::failure::Failure;
 use weir_flow::ids::{ConsumerIndex, Incarnation, ProducerIndex, ProducerLife, Time};
 use weir_flow::limits::Limits;
-use weir_flow::shard::{GateSpec, PartitionSpec};
+use weir_flow::shard::{GateSpec, PartitionSpec, PoolShares};
 use weir_ipc::gate_port::{GateEndpoint, GatePort};
 use weir_ipc::layout::{GateLayout, PartitionLayout};
 use weir_ipc::partition_port::{PartitionEndpoint, PartitionPort};
@@ -21,6 +21,8 @@ use super::client::{Consumer, Producer};
 use crate::io::fake::{FakeRing, SendPolicy};
 use crate::io::{Errno, SendPart, SocketSlot};
 use crate::memory::{HugepageMode, ReceiveRegion, SendRegion};
+use crate::observe::probes::cause::Cause;
+use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{AttachmentId, LinkKey, RingKey, ShardSender, ToNode, ToShard, mailbox};
 use crate::shard::run::Flow;
 use crate::shard::{ShardLoop, ShardOptions};
@@ -47,6 +49,7 @@ impl Side {
             limits,
             ring_level: "none: a test".to_owned(),
             spin: std::time::Duration::ZERO,
+            observer: Observer::without(Cause::SwitchedOff),
         };
         Self { shard: ShardLoop::new(options, FakeRing::new(), inbox, to_node), sender, reports }
     }
@@ -248,6 +251,7 @@ impl World {
             shape,
             incarnation: Incarnation(self.attachments),
             segments,
+            pool: PoolShares::default(),
             continue_without: false,
         };
         let bytes = region.bytes();

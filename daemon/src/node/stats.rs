@@ -1,0 +1,142 @@
+//! What the tasks and channels of this node and its peers did lately: taken once a second, told to every peer, and kept
+//! of every peer for as long as it is linked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use weir_flow::exchange::Name;
+use weir_flow::wire::{Message, Stats};
+
+use super::Node;
+use super::plan::PlanFacts;
+use super::tasks_times::now_ns;
+use crate::observe::tasks::{ChannelWindows, Collector, Pools, Reading, ShardMoment};
+use crate::shard::mailbox::ShardSnapshot;
+
+/// A reading of a peer that is older than this is stale: the peer tells a new one every second.
+pub(super) const STALE_AFTER: Duration = Duration::from_secs(3);
+
+/// What was read last.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    own: Arc<Reading>,
+    windows: ChannelWindows,
+    peers: BTreeMap<Name, PeerSeen>,
+}
+
+/// What a peer told last. Goes with its control link.
+#[derive(Debug)]
+struct PeerSeen {
+    collector: Collector,
+    /// When it told the reading; before the first one, when it was linked.
+    told: Instant,
+    whole: Arc<Reading>,
+}
+
+/// What one node did.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeReading {
+    pub(super) node: Name,
+    /// How long ago it was told; before the first one, how long ago the node was linked.
+    pub(super) age: Duration,
+    pub(super) reading: Arc<Reading>,
+}
+
+impl NodeReading {
+    /// Whether nothing is known of the node any more.
+    pub(super) fn is_stale(&self) -> bool {
+        self.age > STALE_AFTER
+    }
+}
+
+/// Everything that is known of all tasks, at one moment.
+#[derive(Debug)]
+pub(crate) struct TasksFacts {
+    pub(super) node: Name,
+    pub(super) plan: PlanFacts,
+    /// Of this node and of those that it is linked with.
+    pub(super) readings: Vec<NodeReading>,
+}
+
+impl Seen {
+    /// A peer is linked. What it did is told soon.
+    pub(super) fn begin(&mut self, peer: &Name) {
+        let (told, whole) = (Instant::now(), Arc::default());
+        self.peers.insert(peer.clone(), PeerSeen { collector: Collector::default(), told, whole });
+    }
+
+    /// A peer tells a part of what its tasks and channels did.
+    fn take(&mut self, peer: &Name, stats: Stats) {
+        let Some(seen) = self.peers.get_mut(peer) else { return };
+        if let Some(reading) = seen.collector.take(stats) {
+            (seen.told, seen.whole) = (Instant::now(), Arc::new(reading));
+        }
+    }
+
+    /// The link to a peer is lost, and what it told with it.
+    pub(super) fn forget(&mut self, peer: &Name) {
+        self.peers.remove(peer);
+    }
+
+    fn of_peer(&self, peer: &Name) -> NodeReading {
+        let seen = self.peers.get(peer);
+        NodeReading {
+            node: peer.clone(),
+            age: seen.map_or(Duration::MAX, |seen| seen.told.elapsed()),
+            reading: seen.map(|seen| Arc::clone(&seen.whole)).unwrap_or_default(),
+        }
+    }
+}
+
+impl Node {
+    /// A sample of what the shards count: with the times of the tasks it is the reading of this second.
+    pub(super) fn handle_load(&mut self, snapshots: &[ShardSnapshot]) {
+        snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot));
+        self.handle_read_times();
+        let now_ns = now_ns();
+        let threads = self.processes.observe_shards(now_ns);
+        let channels = snapshots.iter().flat_map(|snapshot| {
+            let thread = threads.get(&snapshot.shard).copied().unwrap_or_default();
+            let moment = ShardMoment { at_ns: snapshot.at.0, thread };
+            snapshot.channels.iter().map(move |channel| (moment, channel))
+        });
+        let pools = Pools::new(
+            snapshots.iter().flat_map(|snapshot| &snapshot.partitions),
+            snapshots.iter().flat_map(|snapshot| &snapshot.gates),
+        );
+        let channels = self.seen.windows.take(channels, &pools);
+        let reading = Reading::new(now_ns, self.own_times(now_ns), channels);
+        for stats in reading.frames() {
+            self.peers.send_if_idle(&Message::Stats { stats });
+        }
+        self.seen.own = Arc::new(reading);
+    }
+
+    /// A peer tells what its tasks did.
+    pub(super) fn handle_stats(&mut self, peer: &Name, stats: Stats) {
+        self.seen.take(peer, stats);
+    }
+
+    /// Somebody asks what all tasks did.
+    pub(super) fn handle_tasks(&self, reply: oneshot::Sender<TasksFacts>) {
+        let own = NodeReading {
+            node: self.options.node.clone(),
+            age: match self.seen.own.read_at_ns {
+                0 => self.started.elapsed(),
+                read_at_ns => Duration::from_nanos(now_ns().saturating_sub(read_at_ns)),
+            },
+            reading: Arc::clone(&self.seen.own),
+        };
+        let (linked, _) = self.peers.linked_and_missing();
+        let readings = std::iter::once(own).chain(linked.into_iter().map(|peer| self.seen.of_peer(peer)));
+        let facts = TasksFacts {
+            node: self.options.node.clone(),
+            plan: self.plan_facts(),
+            readings: readings.collect(),
+        };
+        // The asker may have given up.
+        let _ = reply.send(facts);
+    }
+}

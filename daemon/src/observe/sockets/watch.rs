@@ -1,0 +1,138 @@
+//! One socket that is watched.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::{Observer, Reading, SocketAccount, monotonic_ns};
+use crate::observe::probes::WatchedSocket;
+use crate::observe::probes::hooks::{READS, SENDS};
+use crate::observe::sampler::Sampler;
+
+/// What watches one socket. It belongs to the shard that has the socket, and ends when it is dropped.
+pub(crate) struct SocketWatch {
+    observer: Observer,
+    cookie: u64,
+    /// A duplicate, to ask the kernel with; none once the socket is about to be closed.
+    descriptor: Option<OwnedFd>,
+    means: Means,
+    /// What was known when it was let go.
+    last: Option<SocketAccount>,
+    /// Arrivals up to this number were looked at.
+    marks_seen: Cell<u64>,
+}
+
+/// How the state of a socket is found out.
+#[allow(clippy::large_enum_variant, reason = "one per link")]
+enum Means {
+    Probes(WatchedSocket),
+    Samples(Sampler),
+    /// Not at all: it is no TCP socket.
+    Nothing,
+}
+
+impl SocketWatch {
+    pub(super) fn new(observer: &Observer, socket: BorrowedFd<'_>, now_ns: u64) -> Self {
+        let watch = |descriptor, cookie, means| Self {
+            observer: observer.clone(),
+            cookie,
+            descriptor,
+            means,
+            last: None,
+            marks_seen: Cell::new(0),
+        };
+        let Ok(first) = Reading::of(socket) else { return watch(None, 0, Means::Nothing) };
+        // Without a duplicate nothing more is asked; what the probes write can be read all the same.
+        let descriptor = socket.try_clone_to_owned().ok();
+        let cookie = rustix::net::sockopt::socket_cookie(socket).unwrap_or(0);
+        let means = match observer.begin(socket, cookie, now_ns) {
+            Some(watched) => Means::Probes(watched),
+            None => Means::Samples(Sampler::new(now_ns, first)),
+        };
+        watch(descriptor, cookie, means)
+    }
+
+    /// The longest time that any of what was read since the last call had lain in the receive queue, in nanoseconds.
+    /// `None`: nothing was read to the end of a segment, or it is not known. A few loads, no system call.
+    pub(crate) fn receive_age_ns(&self) -> Option<u64> {
+        let Means::Probes(watched) = &self.means else { return None };
+        if !self.observer.has_hook(READS) {
+            return None;
+        }
+        let (longest, seen) = watched.read_since(self.marks_seen.get())?;
+        self.marks_seen.set(seen);
+        longest
+    }
+
+    /// Whether [`Self::sample`] is of use now.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        matches!(&self.means, Means::Samples(sampler) if sampler.is_due(now_ns)) && self.descriptor.is_some()
+    }
+
+    /// Looks at a socket that has no probes: three system calls.
+    pub(crate) fn sample(&mut self, now_ns: u64) {
+        if let Means::Samples(sampler) = &mut self.means
+            && let Some(descriptor) = &self.descriptor
+            && let Ok(reading) = Reading::of(descriptor.as_fd())
+        {
+            sampler.sample(now_ns, reading);
+        }
+    }
+
+    /// The socket is about to be closed: takes a last look, and lets go of it. What is known stays.
+    pub(crate) fn release(&mut self) {
+        if self.last.is_some() {
+            return;
+        }
+        self.last = Some(self.account().ended());
+        if let (Means::Probes(watched), Some(descriptor)) = (&self.means, &self.descriptor) {
+            watched.end(descriptor.as_fd());
+        }
+        self.descriptor = None;
+    }
+
+    /// Everything that is known about the socket until now; until it was released, if it was.
+    pub(crate) fn account(&self) -> SocketAccount {
+        if let Some(last) = &self.last {
+            return last.clone();
+        }
+        let reading = self.descriptor.as_ref().and_then(|descriptor| Reading::of(descriptor.as_fd()).ok());
+        let now_ns = monotonic_ns();
+        let account = match &self.means {
+            Means::Nothing => SocketAccount::default(),
+            Means::Probes(watched) => self.probed(watched, reading, now_ns),
+            Means::Samples(sampler) => match reading {
+                None => sampler.account(),
+                Some(reading) => {
+                    let mut sampler = sampler.clone();
+                    sampler.sample(now_ns, reading);
+                    sampler.account()
+                }
+            },
+        };
+        if self.descriptor.is_some() { account } else { account.ended() }
+    }
+
+    fn probed(&self, watched: &WatchedSocket, reading: Option<Reading>, now_ns: u64) -> SocketAccount {
+        // One that is written without a pause is known at the next question.
+        let Some(account) = watched.account() else { return SocketAccount::default() };
+        let open = reading.as_ref().filter(|reading| reading.is_established);
+        let mut known = SocketAccount::from_probes(&account, open.map(|reading| (reading, now_ns)));
+        self.observer.collect();
+        known.stalls = Some(self.observer.stalls_of(self.cookie));
+        if !self.observer.has_hook(SENDS) {
+            known = known.without_sends();
+        }
+        if !self.observer.has_hook(READS) {
+            known = known.without_reads();
+        }
+        known
+    }
+}
+
+impl Drop for SocketWatch {
+    fn drop(&mut self) {
+        if matches!(self.means, Means::Probes(_)) {
+            self.observer.forget(self.cookie);
+        }
+    }
+}

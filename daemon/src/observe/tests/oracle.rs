@@ -1,0 +1,196 @@
+//! The probes and the samples on one connection: each cause is the one that both name, and their times agree.
+//!
+//! The samples rest on the kernel's own clocks, which run in steps of 4 ms or so and lose a part of one at each change:
+//! hence what is allowed between the two.
+
+use weir_ebpf_abi::SendState;
+
+use super::thread::{alone, own_network};
+use super::*;
+use crate::observe::probes::cause::Cause;
+
+/// What both said of the sending end.
+struct Told {
+    probes: SocketAccount,
+    samples: SocketAccount,
+}
+
+impl Told {
+    fn ms(account: &SocketAccount, state: SendState) -> f64 {
+        account.state_ns.unwrap()[state as usize] as f64 / MS as f64
+    }
+
+    fn total_ms(&self) -> f64 {
+        self.probes.watched_ns as f64 / MS as f64
+    }
+
+    fn probed(&self, state: SendState) -> f64 {
+        Self::ms(&self.probes, state)
+    }
+
+    /// Holds the two together: this state, within a share of the longer and a few steps of the kernel's clock.
+    fn agree(&self, state: SendState, share: f64, steps_ms: f64) {
+        let (probes, samples) = (Self::ms(&self.probes, state), Self::ms(&self.samples, state));
+        println!("{state:?}: probes {probes:.1} ms, samples {samples:.1} ms, of {:.0} ms", self.total_ms());
+        let apart = (probes - samples).abs();
+        assert!(apart <= probes.max(samples) * share + steps_ms, "{state:?}: {probes} and {samples} ms");
+    }
+
+    /// Every state and its time, for a message.
+    fn all(&self) -> String {
+        let states = weir_ebpf_abi::SEND_STATES;
+        states.map(|state| format!("{state:?} {:.0}", self.probed(state))).join(", ")
+    }
+}
+
+/// Writes for a while to a reader that pauses between reads, and asks both.
+fn run(
+    observer: &Observer,
+    buffers: (Option<usize>, Option<usize>),
+    pause: Duration,
+    time: Duration,
+) -> Told {
+    let (near, far) = pair_with(buffers.0, buffers.1);
+    let samples = Observer::without(Cause::SwitchedOff).watch(near.as_fd());
+    let probes = observer.watch(near.as_fd());
+    let reading = reader(far, 256 << 10, pause);
+    write_for(&near, 64 << 10, time);
+    let told = Told { samples: samples.account(), probes: probes.account() };
+    for account in [&told.probes, &told.samples] {
+        assert_eq!(account.state_ns.unwrap().iter().sum::<u64>(), account.watched_ns, "{account:?}");
+        let queued = account.send_queue.histogram_ns.unwrap();
+        assert_eq!(queued.iter().sum::<u64>(), account.watched_ns, "{account:?}");
+    }
+    assert!(!told.probes.approximate && told.samples.approximate);
+    near.shutdown(std::net::Shutdown::Both).unwrap();
+    reading.join().unwrap();
+    told
+}
+
+#[test]
+fn a_slow_reader_shows_as_the_peers_window_and_both_ways_agree_within_5_percent() {
+    let Some(observer) = probes("probes beside samples: a slow reader") else { return };
+    let told = run(&observer, (None, None), Duration::from_millis(60), Duration::from_secs(2));
+    assert!(told.probed(SendState::ReceiveWindow) > told.total_ms() / 2.0, "{}", told.all());
+    told.agree(SendState::ReceiveWindow, 0.05, 20.0);
+    told.agree(SendState::Idle, 0.05, 20.0);
+    let account = &told.probes;
+    assert!(account.unwritable_ns > Some(0) && account.unwritable_total > Some(0), "{account:?}");
+    assert!(account.send_queue.max_bytes >= account.send_queue.bytes, "{account:?}");
+}
+
+#[test]
+fn a_small_send_buffer_shows_as_the_send_buffer() {
+    let Some(observer) = probes("probes beside samples: a small send buffer") else { return };
+    let told = alone(move || {
+        // What was sent waits for its turn, and counts for the send buffer until then.
+        own_network(&[
+            "ip link set lo mtu 1500",
+            "tc qdisc add dev lo root tbf rate 40mbit burst 20kb limit 4mb",
+        ])?;
+        Ok::<_, String>(run(&observer, (None, Some(16 << 10)), Duration::ZERO, Duration::from_secs(2)))
+    });
+    let told = match told {
+        Ok(told) => told,
+        Err(problem) => {
+            return println!("not run here: probes beside samples: a small send buffer ({problem})");
+        }
+    };
+    assert!(told.probed(SendState::SendBuffer) > told.total_ms() / 4.0, "{}", told.all());
+    // The kernel's own clock of it starts only with the next segment that is sent while a writer waits.
+    let (probes, samples) =
+        (told.probed(SendState::SendBuffer), Told::ms(&told.samples, SendState::SendBuffer));
+    assert!(probes + 20.0 > samples, "{probes} and {samples} ms");
+    told.agree(SendState::Idle, 0.05, 40.0);
+    assert!(told.probed(SendState::ReceiveWindow) < told.total_ms() / 10.0, "{}", told.all());
+}
+
+#[test]
+fn a_slow_network_shows_as_the_network_and_not_as_the_peer() {
+    let Some(observer) = probes("probes beside samples: a slow network") else { return };
+    let told = alone(move || {
+        own_network(&[
+            "ip link set lo mtu 1500",
+            "tc qdisc add dev lo root tbf rate 100mbit burst 64kb limit 4mb",
+        ])?;
+        Ok::<_, String>(run(&observer, (None, None), Duration::ZERO, Duration::from_secs(2)))
+    });
+    let told = match told {
+        Ok(told) => told,
+        Err(problem) => return println!("not run here: probes beside samples: a slow network ({problem})"),
+    };
+    let network = [SendState::CongestionWindow, SendState::Held, SendState::Flight];
+    let network: f64 = network.map(|state| told.probed(state)).iter().sum();
+    println!("network {network:.0} of {:.0} ms: {}", told.total_ms(), told.all());
+    assert!(network > told.total_ms() * 0.7, "{}", told.all());
+    told.agree(SendState::ReceiveWindow, 0.05, 60.0);
+    assert!(told.probes.round_trip_ns > Some(0));
+}
+
+#[test]
+fn segments_that_are_lost_are_counted_as_the_kernel_counts_them() {
+    let Some(observer) = probes("segments sent again") else { return };
+    let told = alone(move || {
+        own_network(&[
+            "ip link set lo mtu 1500",
+            "nft add table ip t",
+            "nft add chain ip t c { type filter hook input priority 0 ; }",
+            "nft add rule ip t c tcp flags & syn == 0 meta length > 1000 numgen random mod 40 == 0 drop",
+        ])?;
+        Ok::<_, String>(run(&observer, (None, None), Duration::ZERO, Duration::from_secs(1)))
+    });
+    let told = match told {
+        Ok(told) => told,
+        Err(problem) => return println!("not run here: segments sent again ({problem})"),
+    };
+    let (probes, samples) = (told.probes.retransmitted_segments, told.samples.retransmitted_segments);
+    // The samples were asked a moment earlier.
+    assert!(samples > Some(0) && probes >= samples, "{probes:?} {samples:?}");
+}
+
+#[test]
+fn a_connection_on_which_nothing_is_sent_is_idle_all_the_time() {
+    let Some(observer) = probes("an idle socket") else { return };
+    let (near, far) = pair();
+    let watch = observer.watch(near.as_fd());
+    let all_idle = |account: &SocketAccount| {
+        account.state == Some(SendState::Idle) && account.state_ns.unwrap()[0] == account.watched_ns
+    };
+    let before = until(&watch, "time to pass", |account| account.watched_ns > 20 * MS);
+    assert!(all_idle(&before), "{before:?}");
+    exchange(&near, &far, 1000);
+    let after = watch.account();
+    // Idle until the send, then in flight for a moment, then idle again. The time since then runs.
+    assert_eq!(after.state, Some(SendState::Idle));
+    let not_idle = after.watched_ns - after.state_ns.unwrap()[0];
+    assert!(not_idle > 0 && before.state_ns.unwrap()[0] <= after.state_ns.unwrap()[0], "{after:?}");
+    let later = until(&watch, "time to pass", |account| account.watched_ns > after.watched_ns + 20 * MS);
+    assert_eq!(later.watched_ns - later.state_ns.unwrap()[0], not_idle, "{later:?}");
+}
+
+#[test]
+fn what_arrived_is_known_by_how_long_it_waited_to_be_read() {
+    let Some(observer) = probes("time from arrival to read") else { return };
+    let (mut near, mut far) = pair();
+    let watch = observer.watch(far.as_fd());
+    assert_eq!(watch.receive_age_ns(), None);
+    let before = monotonic_ns();
+    near.write_all(&[1; 700]).unwrap();
+    let waiting = until(&watch, "bytes to arrive", |account| account.receive_queue.bytes == Some(700));
+    let arrived = monotonic_ns();
+    assert_eq!(waiting.residence.as_ref().unwrap().total, 0);
+    std::thread::sleep(Duration::from_millis(30));
+    let slept = monotonic_ns();
+    far.read_exact(&mut [0; 700]).unwrap();
+    let after = monotonic_ns();
+    let age = watch.receive_age_ns().unwrap();
+    assert!(age >= slept - arrived && age <= after - before, "{age} ns of at most {}", after - before);
+    assert_eq!(watch.receive_age_ns(), None, "nothing was read since");
+    let read = watch.account();
+    let residence = read.residence.unwrap();
+    assert_eq!((residence.total, residence.sum_ns, residence.max_ns), (1, age, age));
+    assert_eq!(residence.histogram[weir_ebpf_abi::bucket(age)], 1);
+    assert_eq!((read.receive_queue.bytes, read.receive_queue.max_bytes), (Some(0), Some(700)));
+    let queued = read.receive_queue.histogram_ns.unwrap();
+    assert!(queued[weir_ebpf_abi::bucket(700)] >= slept - arrived, "{queued:?}");
+}

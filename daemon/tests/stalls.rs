@@ -1,0 +1,246 @@
+//! `weir stalls`: who waits, for how long, and why, between two daemons and their clients.
+
+mod common;
+#[path = "common/proxy.rs"]
+mod proxy;
+
+use std::io::Read;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use common::{Daemon, DaemonOptions, Pair, eventually, free_address, weir};
+use proxy::{Cut, Kind, Proxy};
+use serde_json::Value;
+use tempfile::TempDir;
+use weir_client::{Client, Gate, GateOptions, Item, PartitionOptions, Strategy};
+
+/// A record of one segment, with its prefix.
+const RECORD_BYTES: usize = (32 << 10) - 4;
+
+/// Parts of a wait may add up to its whole within what a JSON number holds.
+const ROUNDING_SECONDS: f64 = 1e-6;
+
+/// A producer that emits until it is stopped or fails.
+struct Endless {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endless {
+    fn start(daemon: &Daemon, exchange: &'static str, options: PartitionOptions) -> Self {
+        let (run_dir, stop) = (daemon.run_dir.clone(), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let client = Client::connect(&run_dir).expect("a daemon");
+            let task = client.task("producer").expect("a task");
+            let mut partition =
+                task.partition(exchange, 0, 1, 1, Strategy::Forward, options).expect("a partition");
+            let record = vec![7; RECORD_BYTES];
+            while !stopped.load(Ordering::Relaxed) && partition.emit(&record).is_ok() {}
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Endless {
+    /// Its consumer is gone, so that it waits for nothing any more.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A consumer that does not read.
+fn gate(daemon: &Daemon, exchange: &str) -> (Client, Gate) {
+    let client = Client::connect(&daemon.run_dir).expect("a daemon");
+    let task = client.task("consumer").expect("a task");
+    // Everything is said, so that it need not wait for the producer to learn it.
+    let (producers, strategy, checksum) = (Some(1), Some(Strategy::Forward), Some(false));
+    let options = GateOptions { producers, strategy, checksum, ..GateOptions::default() };
+    let gate = task.gate(exchange, 0, 1, options).expect("a gate");
+    (client, gate)
+}
+
+fn stalls(daemon: &Daemon) -> Value {
+    daemon.ask("stalls")
+}
+
+/// Seconds of one cause of a kind of wait.
+fn seconds(waits: &Value, cause: &str) -> f64 {
+    waits["by_cause"][cause]["seconds_total"].as_f64().unwrap_or(0.0)
+}
+
+/// The causes of each wait of a report add up to it.
+fn check_sums(report: &Value) {
+    let channels = report["channels"].as_array().expect("channels").iter();
+    let waits = channels.flat_map(|row| [&row["send"], &row["emit"]]);
+    let partitions = report["partitions"].as_array().expect("partitions").iter().map(|row| &row["emit"]);
+    let totals = [&report["node_total"]["send"], &report["node_total"]["emit"]];
+    for wait in waits.chain(partitions).chain(totals) {
+        let causes = wait["by_cause"].as_object().map(|causes| causes.values().collect::<Vec<_>>());
+        let causes = causes.unwrap_or_default();
+        let sum: f64 = causes.iter().map(|cause| cause["seconds_total"].as_f64().expect("a number")).sum();
+        let whole = wait["seconds_total"].as_f64().expect("a number");
+        assert!((sum - whole).abs() < ROUNDING_SECONDS, "{sum} of {whole}: {wait}");
+        let count: u64 = causes.iter().map(|cause| cause["count_total"].as_u64().expect("a count")).sum();
+        assert_eq!(Some(count), wait["count_total"].as_u64(), "{wait}");
+        let lengths = wait["length_buckets"]
+            .as_array()
+            .map_or(0, |counts| counts.iter().filter_map(Value::as_u64).sum());
+        assert_eq!(count, lengths, "{wait}");
+    }
+}
+
+/// The waits of the one channel go on, both of them, and all of what is added goes to this cause.
+fn assert_all_goes_to(daemon: &Daemon, cause: &str) {
+    let first = eventually("both kinds of wait have this cause", || {
+        let report = stalls(daemon);
+        let row = report["channels"].as_array()?.first()?.clone();
+        let is_open = |kind: &str| row[kind]["open"]["cause"] == cause;
+        (is_open("send") && is_open("emit")).then_some(row)
+    });
+    eventually("they grow by this cause alone", || {
+        let report = stalls(daemon);
+        check_sums(&report);
+        let row = report["channels"].as_array()?.first()?.clone();
+        let added = |kind: &str| {
+            let of_cause = seconds(&row[kind], cause) - seconds(&first[kind], cause);
+            let whole = row[kind]["seconds_total"].as_f64()? - first[kind]["seconds_total"].as_f64()?;
+            assert!((of_cause - whole).abs() < ROUNDING_SECONDS, "{kind}: {of_cause} of {whole}: {row}");
+            Some(of_cause)
+        };
+        (added("send")? > 0.2 && added("emit")? > 0.2).then_some(())
+    });
+}
+
+#[test]
+fn a_consumer_that_does_not_read_is_the_cause_at_the_channel_and_in_the_producer() {
+    let pair = Pair::start_on_ordinary_pages();
+    let gate = gate(&pair.b, "stuck");
+    let producer = Endless::start(&pair.a, "stuck", PartitionOptions::default());
+    assert_all_goes_to(&pair.a, "consumer");
+    let report = stalls(&pair.a);
+    let partition = &report["partitions"][0];
+    assert_eq!(partition["emit"]["seconds_total"], 0.0, "its quota is what it lacks: {partition}");
+    assert_eq!(partition["quota_usage"], 1.0, "{partition}");
+    assert_eq!(report["links"][0]["channels"], 1, "{report}");
+    assert!(seconds(&report["links"][0]["send"], "consumer") > 0.2, "{report}");
+
+    // For people.
+    let text = |arguments: &[&str]| {
+        let mut command = weir([&["stalls"], arguments].concat(), &pair.a.run_dir);
+        let output = command.env("LC_ALL", "C.UTF-8").env("TERM", "xterm").output().expect("weir runs");
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let table = text(&[]);
+    assert!(table.starts_with("EXCHANGE  PRODUCER  CONSUMER  PEER  KIND  "), "{table}");
+    assert!(table.contains("consumer 100%"), "{table}");
+    assert!(text(&["--by", "cause"]).contains("consumer  "), "{table}");
+    assert!(text(&["--by", "link"]).starts_with("PEER  SHARDS  "), "{table}");
+    drop(gate);
+    drop(producer);
+}
+
+#[test]
+fn a_link_that_is_lost_is_the_cause_until_it_comes_back() {
+    let directory = TempDir::new().expect("a directory");
+    for file in ["a.toml", "b.toml"] {
+        let config = "[link]\ngrace = '2min'\n[memory]\nhugepages = 'off'\n";
+        std::fs::write(directory.path().join(file), config).expect("a file");
+    }
+    let (first, second) = (free_address(), free_address());
+    let extra = &["--shards", "1"];
+    let a = Daemon::start(directory.path(), &DaemonOptions { extra, ..DaemonOptions::new("a", &first) });
+    let proxy = Proxy::start(&first);
+    let between = proxy.address();
+    let peers = [("a", between.as_str())];
+    let options = DaemonOptions { peers: &peers, extra, ..DaemonOptions::new("b", &second) };
+    let b = Daemon::start(directory.path(), &options);
+    let gate = gate(&b, "cut");
+    let producer = Endless::start(&a, "cut", PartitionOptions::default());
+    assert_all_goes_to(&a, "consumer");
+    proxy.refuse(true);
+    assert!(proxy.cut(Kind::Data, Cut::Reset) > 0);
+    assert_all_goes_to(&a, "network");
+    proxy.refuse(false);
+    assert_all_goes_to(&a, "consumer");
+    drop(gate);
+    drop(producer);
+}
+
+#[test]
+fn a_pool_that_is_too_small_is_the_cause_although_the_consumer_is_idle() {
+    let pair = Pair::start_on_ordinary_pages();
+    let (client, mut gate) = gate(&pair.b, "narrow");
+    // One segment to write, and one on its way.
+    let small = PartitionOptions {
+        exclusive: Some(1),
+        floating: Some(0),
+        retention: Some(0),
+        overdraft: Some(0),
+        quota: Some(8),
+        ..PartitionOptions::default()
+    };
+    let producer = Endless::start(&pair.a, "narrow", small);
+    let done = Arc::new(AtomicBool::new(false));
+    let is_done = Arc::clone(&done);
+    let reader = std::thread::spawn(move || {
+        while !is_done.load(Ordering::Relaxed) && matches!(gate.next(), Ok(Some(Item::Record(_)))) {}
+    });
+    eventually("the producer waits for its pool, and for nothing else", || {
+        let report = stalls(&pair.a);
+        check_sums(&report);
+        let emit = &report["node_total"]["emit"];
+        let (pool, whole) = (seconds(emit, "pool"), emit["seconds_total"].as_f64()?);
+        assert_eq!(pool, whole, "{emit}");
+        (pool > 0.1 && emit["count_total"].as_u64()? > 100).then_some(())
+    });
+    let partition = stalls(&pair.a)["partitions"][0].clone();
+    assert!(partition["quota_usage"].as_f64() <= Some(0.25), "{partition}");
+    done.store(true, Ordering::Relaxed);
+    reader.join().expect("the reader");
+    drop(client);
+    drop(producer);
+}
+
+#[test]
+fn watching_goes_on_until_nobody_reads() {
+    let pair = Pair::start();
+    for output in ["table", "json"] {
+        let arguments = ["stalls", "--watch", "--output", output];
+        let mut command = weir(arguments, &pair.a.run_dir);
+        let mut watching = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("weir runs");
+        let mut stdout = watching.stdout.take().expect("an output");
+        let (mut text, mut byte) = (String::new(), [0]);
+        // Two looks at least: each ends with a line.
+        while text.matches('\n').count() < 3 {
+            stdout.read_exact(&mut byte).expect("it goes on");
+            text.push(char::from(byte[0]));
+        }
+        drop(stdout);
+        let ended = watching.wait_with_output().expect("it ends");
+        assert_eq!(
+            (ended.status.code(), ended.stderr.as_slice()),
+            (Some(0), &b""[..]),
+            "a closed pipe ends it quietly"
+        );
+        if output == "json" {
+            for line in text.lines() {
+                let report: Value = serde_json::from_str(line).expect("one object per line");
+                assert_eq!(
+                    (&report["schema_version"], &report["node"]),
+                    (&Value::from(1), &Value::from("a"))
+                );
+                let ends = report["length_bucket_ends_seconds"].as_array().expect("bounds");
+                assert_eq!((ends.len(), &ends[27]), (28, &Value::Null));
+            }
+        } else {
+            assert!(text.starts_with("no stalls\n"), "{text}");
+        }
+    }
+}
