@@ -162,7 +162,7 @@ fn a_wrong_flag_names_the_flag_and_what_it_needs() {
     assert_fails(&["recv", "--exchange", "x", "--rate", "0"], 2, &["--rate", "from 1 to"]);
     assert_fails(&["recv"], 2, &["an argument is missing", "--exchange"]);
     assert_fails(&["status", "--output", "xml"], 2, &["--output", "found \"xml\"", "table, json"]);
-    assert_fails(&["stauts"], 2, &["unknown command", "found stauts", "perhaps status"]);
+    assert_fails(&["stauts"], 2, &["unknown command", "found stauts", "perhaps stalls, status"]);
     assert_fails::<&str>(&[], 2, &["no command given", "weir --help"]);
 }
 

@@ -29,9 +29,10 @@ impl Resources {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).expect("its mappings");
         let mappings = maps.lines().filter(|line| line.contains("/memfd:weir-")).count();
         let status = ask(&daemon.run_dir, "status");
-        // Links of the node with itself are made when first needed, and stay.
+        // Links of the node with itself are made when first needed, and stay. Each has its socket, and a duplicate to ask the
+        // kernel with what that waits for.
         if let Some(sockets) = descriptors.get_mut("socket") {
-            *sockets = sockets.saturating_sub(links(&status));
+            *sockets = sockets.saturating_sub(2 * links(&status));
         }
         Self { memory: status["memory"]["used_bytes"].as_u64().expect("bytes"), mappings, descriptors }
     }

@@ -1,11 +1,13 @@
 //! Too much of anything: doorbells, wake-ups, attachments, descriptors, answers that nobody reads.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
 use weir_ipc::attach::message::{RequestBody, ResponseBody};
@@ -248,6 +250,28 @@ fn when_descriptors_run_out_clients_are_refused_with_the_reason_and_the_rest_goe
     }
     RawClient::attach(&daemon.run_dir);
     healthy.finish();
+    assert!(daemon.is_running());
+}
+
+#[test]
+fn who_connects_and_says_nothing_takes_an_eighth_of_the_descriptors_at_most() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let address = free_address();
+    let options = DaemonOptions { prefix: FEW_DESCRIPTORS, ..DaemonOptions::new("a", &address) };
+    let mut daemon = Daemon::start(directory.path(), &options);
+    let silent: Vec<_> = (0..60).map(|_| attach_socket(&daemon.run_dir)).collect();
+    let is_hung_up = |socket: &OwnedFd| {
+        let mut polled = [PollFd::new(socket, PollFlags::empty())];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("a poll");
+        polled[0].revents().contains(PollFlags::HUP)
+    };
+    eventually("the oldest are gone", || {
+        let gone = silent.iter().filter(|socket| is_hung_up(socket)).count();
+        // Of 256 descriptors.
+        (gone >= silent.len() - 256 / 8).then_some(())
+    });
+    assert!(is_hung_up(&silent[0]) && !is_hung_up(&silent[59]), "the oldest go first");
+    RawClient::attach(&daemon.run_dir);
     assert!(daemon.is_running());
 }
 
