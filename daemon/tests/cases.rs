@@ -226,7 +226,7 @@ impl Storm {
 }
 
 fn is_of_the_life_before(code: FailureCode) -> bool {
-    matches!(code, FailureCode::ConsumerGone | FailureCode::ProducerGone | FailureCode::DuplicateConsumer)
+    matches!(code, FailureCode::ConsumerGone | FailureCode::ProducerGone)
 }
 
 /// A consumer that is a process of its own, killed while records come.

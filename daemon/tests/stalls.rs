@@ -45,9 +45,12 @@ impl Endless {
 }
 
 impl Drop for Endless {
-    /// Its consumer is gone, so that it waits for nothing any more.
+    /// Its consumer is gone, so that it waits for nothing any more; unless the test has failed, which is not to wait for it.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if std::thread::panicking() {
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -95,25 +98,27 @@ fn check_sums(report: &Value) {
     }
 }
 
-/// The waits of the one channel go on, both of them, and all of what is added goes to this cause.
+/// The waits of the one channel go on, both of them, and for a while all of what is added goes to this cause: before that
+/// it may still change, and with it the cause.
 fn assert_all_goes_to(daemon: &Daemon, cause: &str) {
-    let first = eventually("both kinds of wait have this cause", || {
-        let report = stalls(daemon);
-        let row = report["channels"].as_array()?.first()?.clone();
-        let is_open = |kind: &str| row[kind]["open"]["cause"] == cause;
-        (is_open("send") && is_open("emit")).then_some(row)
-    });
-    eventually("they grow by this cause alone", || {
+    let mut first = Value::Null;
+    eventually(&format!("both kinds of wait grow by {cause} alone"), || {
         let report = stalls(daemon);
         check_sums(&report);
         let row = report["channels"].as_array()?.first()?.clone();
         let added = |kind: &str| {
             let of_cause = seconds(&row[kind], cause) - seconds(&first[kind], cause);
             let whole = row[kind]["seconds_total"].as_f64()? - first[kind]["seconds_total"].as_f64()?;
-            assert!((of_cause - whole).abs() < ROUNDING_SECONDS, "{kind}: {of_cause} of {whole}: {row}");
-            Some(of_cause)
+            let is_alone = row[kind]["open"]["cause"] == cause && (of_cause - whole).abs() < ROUNDING_SECONDS;
+            is_alone.then_some(of_cause)
         };
-        (added("send")? > 0.2 && added("emit")? > 0.2).then_some(())
+        match (added("send"), added("emit")) {
+            (Some(send), Some(emit)) => (send > 0.2 && emit > 0.2).then_some(()),
+            _ => {
+                first = row;
+                None
+            }
+        }
     });
 }
 
@@ -137,9 +142,12 @@ fn a_consumer_that_does_not_read_is_the_cause_at_the_channel_and_in_the_producer
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stdout).expect("UTF-8")
     };
-    let table = text(&[]);
+    // What came before it weighs less and less.
+    let table = eventually("the table says so", || {
+        let table = text(&[]);
+        ["consumer 99%", "consumer 100%"].iter().any(|share| table.contains(share)).then_some(table)
+    });
     assert!(table.starts_with("EXCHANGE  PRODUCER  CONSUMER  PEER  KIND  "), "{table}");
-    assert!(table.contains("consumer 100%"), "{table}");
     assert!(text(&["--by", "cause"]).contains("consumer  "), "{table}");
     assert!(text(&["--by", "link"]).starts_with("PEER  SHARDS  "), "{table}");
     drop(gate);

@@ -95,6 +95,77 @@ fn a_second_consumer_with_the_same_index_is_refused() {
     assert_eq!(refusal(&mut lone).0, FailureCode::PartitionNotFound, "it is finished and gone");
 }
 
+/// A consumer that follows another of its node at once may ask before it is known here that the other is gone: each came over
+/// a link of its own. That is too early, and no refusal; the same from another node, and over the same link, is one.
+#[test]
+fn a_successor_that_asks_before_the_news_of_its_predecessor_is_asked_to_come_again() {
+    for continue_without in [false, true] {
+        let mut lone = Lone::new();
+        let mut spec = partition_spec(shape(1, 2), 0, 16);
+        spec.continue_without = continue_without;
+        let partition = lone.shard.handle_partition(spec, lone.now);
+        let first = lone.link;
+        let asked_over = |lone: &mut Lone, link: LinkId, channel: u32, consumer: u32| {
+            lone.link = link;
+            lone.open_channel(channel, shape(1, 2), 0, consumer, 2);
+            match &lone.messages()[..] {
+                [Message::ChannelAccepted { .. }] => None,
+                [Message::ChannelFailed { failure, .. }] => Some((failure.code, failure.text.clone())),
+                other => panic!("one answer: {other:?}"),
+            }
+        };
+        let another = lone.shard.handle_link(link_spec("peer"), lone.now);
+        let elsewhere = lone.shard.handle_link(link_spec("elsewhere"), lone.now);
+        for (consumer, channel) in [(0, 0), (1, 1)] {
+            assert_eq!(asked_over(&mut lone, first, channel, consumer), None);
+        }
+        let early = "consumer 0 of x follows one of node peer that has not left".to_owned();
+        for channel in 0..3 {
+            let answer = asked_over(&mut lone, another, channel, 0);
+            assert_eq!(answer, Some((FailureCode::PartitionNotFound, early.clone())));
+        }
+        let taken =
+            (FailureCode::DuplicateConsumer, "consumer 0 of x is attached already, on node peer".to_owned());
+        assert_eq!(asked_over(&mut lone, elsewhere, 0, 0), Some(taken.clone()));
+        assert_eq!(asked_over(&mut lone, first, 2, 0), Some(taken));
+        assert_eq!(lone.updates(partition), [], "the first one goes on");
+        // What it will find when the news is here.
+        lone.link = first;
+        lone.receive(&cancel_message(0, Failure::new(FailureCode::ConsumerGone, "gone")));
+        lone.messages();
+        let (code, text) = asked_over(&mut lone, another, 3, 0).expect("not there");
+        if continue_without {
+            assert_eq!(code, FailureCode::DuplicateConsumer);
+            assert_eq!(text, "consumer 0 of x was lost, and its producer goes on without");
+        } else {
+            assert_eq!(
+                (code, text.as_str()),
+                (FailureCode::PartitionNotFound, "producer 0 of x is not attached here")
+            );
+        }
+    }
+}
+
+/// A consumer that had everything is not given it again, whatever link its successor comes over.
+#[test]
+fn a_consumer_that_has_had_its_data_is_refused_over_any_link_of_its_node() {
+    let (mut lone, partition) = producer(2);
+    let first = lone.link;
+    let another = lone.shard.handle_link(link_spec("peer"), lone.now);
+    for (channel, consumer) in [(0, 0), (1, 1)] {
+        lone.open_channel(channel, shape(1, 2), 0, consumer, 2);
+    }
+    lone.submit(partition, end(0));
+    lone.messages();
+    lone.receive(&Message::EndAck { channel: ChannelIndex(0) });
+    for (link, channel) in [(first, 2), (another, 0)] {
+        lone.link = link;
+        lone.open_channel(channel, shape(1, 2), 0, 0, 2);
+        let text = "consumer 0 of x has had its data already".to_owned();
+        assert_eq!(refusal(&mut lone), (FailureCode::DuplicateConsumer, text));
+    }
+}
+
 /// An index that the peer uses twice is its fault: that channel fails, the link goes on.
 #[test]
 fn a_channel_index_in_use_fails_its_channel() {

@@ -136,8 +136,10 @@ fn is_connect(pid: Pid) -> Result<bool, nix::Error> {
 /// on there to the end. False, with the reason printed: this machine does not let it be traced.
 pub(crate) fn kill_one(run_dir: &Path, exchange: &str, end: End, when: When) -> bool {
     let is_over = AtomicBool::new(false);
-    let _watchdog = Watchdog::start(exchange);
+    let _watchdog = Watchdog::start(run_dir, exchange);
     std::thread::scope(|scope| {
+        // Also if this end fails: the other must not go on without it for ever.
+        let over = SetWhenDropped(&is_over);
         let other = scope.spawn(|| match end {
             End::Producer => consume(run_dir, exchange, Until::End),
             End::Consumer => produce(run_dir, exchange, &is_over),
@@ -155,7 +157,7 @@ pub(crate) fn kill_one(run_dir: &Path, exchange: &str, end: End, when: When) -> 
             End::Producer => finish(run_dir, exchange),
             End::Consumer => consume(run_dir, exchange, Until::FirstRecord),
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         other.join().expect("the other end");
         match reached {
             Ok(is_reached) => assert!(is_reached, "{exchange}: it ended before it was killed"),
@@ -165,19 +167,34 @@ pub(crate) fn kill_one(run_dir: &Path, exchange: &str, end: End, when: When) -> 
     })
 }
 
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Ends the whole test program, in vain, if it is not dropped in time: a client that waits for a daemon that forgot it
-/// waits for ever, and no test may.
+/// waits for ever, and no test may. What the daemon says of itself is printed first.
 struct Watchdog {
     _done: Sender<()>,
 }
 
 impl Watchdog {
-    fn start(exchange: &str) -> Self {
+    fn start(run_dir: &Path, exchange: &str) -> Self {
         let (done, not_done) = channel();
-        let exchange = exchange.to_owned();
+        let (run_dir, exchange) = (run_dir.to_owned(), exchange.to_owned());
         std::thread::spawn(move || {
             if not_done.recv_timeout(2 * PATIENCE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("{exchange}: those who are left wait for ever");
+                for view in [["status", "--json"], ["plan", "--json"], ["channels", "--wide"]] {
+                    let output = Command::new(WEIR).args(view).arg("--run-dir").arg(&run_dir).output();
+                    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+                    eprintln!("{view:?}: {}", said.unwrap_or_else(|error| error.to_string()));
+                }
+                let log = std::fs::read_to_string(run_dir.with_extension("log")).unwrap_or_default();
+                eprintln!("{log}");
                 std::process::exit(1);
             }
         });

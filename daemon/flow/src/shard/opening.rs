@@ -132,7 +132,7 @@ impl Shard {
 
     /// A consumer asks for a subpartition.
     pub(super) fn handle_open(&mut self, link: LinkId, index: ChannelIndex, open: &OpenChannel, now: Time) {
-        match self.find_subpartition(open) {
+        match self.find_subpartition(link, open) {
             Ok(key) => self.accept(link, index, key, open, now),
             Err(failure) => self.refuse(link, index, failure),
         }
@@ -146,7 +146,7 @@ impl Shard {
         self.links.list(link);
     }
 
-    fn find_subpartition(&self, open: &OpenChannel) -> Result<SendKey, Failure> {
+    fn find_subpartition(&self, link: LinkId, open: &OpenChannel) -> Result<SendKey, Failure> {
         let OpenChannel { exchange, producer, consumer, shape, incarnation, .. } = open;
         if self.is_draining {
             return Err(Failure::new(FailureCode::Stopping, "the producer's daemon is stopping"));
@@ -170,25 +170,37 @@ impl Shard {
             return Err(Failure::new(FailureCode::IndexOutOfRange, text));
         };
         let key = SendKey { partition: id, subpartition };
-        self.check_unclaimed(key, open)?;
+        self.check_unclaimed(link, key, open)?;
         Ok(key)
     }
 
-    fn check_unclaimed(&self, key: SendKey, open: &OpenChannel) -> Result<(), Failure> {
+    /// A node lets one gate at a time have a place. So a claim from the node of the consumer that is there, over another of its
+    /// links, comes from its successor, and has overtaken the news that it is gone: it is too early, and is made again.
+    fn check_unclaimed(&self, link: LinkId, key: SendKey, open: &OpenChannel) -> Result<(), Failure> {
         let partition = self.partitions.get(key.partition);
         let subpartition = partition.and_then(|partition| partition.subpartition(key.subpartition));
         let Some(subpartition) = subpartition.filter(|sub| sub.state != SendState::Waiting) else {
             return Ok(());
         };
         let (consumer, exchange) = (open.consumer, &open.exchange);
-        let holder = subpartition.channel.and_then(|(link, _)| self.links.get(link));
-        let text = match holder {
-            Some(link) => {
-                format!("consumer {consumer} of {exchange} is attached already, on node {}", link.spec.peer)
-            }
-            None => format!("consumer {consumer} of {exchange} has had its data already"),
+        let taken = |text| Err(Failure::new(FailureCode::DuplicateConsumer, text));
+        if subpartition.state == SendState::Failed {
+            let text =
+                format!("consumer {consumer} of {exchange} was lost, and its producer goes on without");
+            return taken(text);
+        }
+        let place = subpartition.channel.filter(|_| subpartition.is_connected());
+        let holder = place.and_then(|(holder, _)| Some((holder, &self.links.get(holder)?.spec.peer)));
+        let Some((holder, node)) = holder else {
+            return taken(format!("consumer {consumer} of {exchange} has had its data already"));
         };
-        Err(Failure::new(FailureCode::DuplicateConsumer, text))
+        let is_of_that_node = self.links.get(link).is_some_and(|asking| asking.spec.peer == *node);
+        if is_of_that_node && holder != link {
+            let text =
+                format!("consumer {consumer} of {exchange} follows one of node {node} that has not left");
+            return Err(Failure::new(FailureCode::PartitionNotFound, text));
+        }
+        taken(format!("consumer {consumer} of {exchange} is attached already, on node {node}"))
     }
 
     fn accept(&mut self, link: LinkId, index: ChannelIndex, key: SendKey, open: &OpenChannel, now: Time) {
