@@ -51,6 +51,8 @@ pub struct ClusterOptions {
     pub grace: Option<String>,
     /// `pool.retention`; the default if `None`.
     pub retention: Option<u32>,
+    /// `observe.probes`; the default if `None`.
+    pub probes: Option<&'static str>,
 }
 
 impl ClusterOptions {
@@ -63,6 +65,9 @@ impl ClusterOptions {
         }
         if let Some(segments) = self.retention {
             text.push_str(&format!("[pool]\nretention = {segments}\n"));
+        }
+        if let Some(probes) = self.probes {
+            text.push_str(&format!("[observe]\nprobes = \"{probes}\"\n"));
         }
         text
     }
@@ -183,6 +188,15 @@ impl Cluster {
     /// # Errors
     /// One line, when it does not answer or answers something that is not JSON.
     pub fn ask_path(&self, node: &Node, path: &str) -> Result<Value, String> {
+        let body = self.get(node, path)?;
+        serde_json::from_str(&body).map_err(|error| format!("{path} answers no JSON: {error}"))
+    }
+
+    /// As [`Self::ask_path`], as text.
+    ///
+    /// # Errors
+    /// One line, when it does not answer.
+    pub fn get(&self, node: &Node, path: &str) -> Result<String, String> {
         let problem = |error: std::io::Error| format!("node {} does not answer {path}: {error}", node.name);
         let mut socket = UnixStream::connect(node.run_dir.join("control.sock")).map_err(problem)?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n");
@@ -190,7 +204,7 @@ impl Cluster {
         let mut answer = String::new();
         socket.read_to_string(&mut answer).map_err(problem)?;
         let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("{path} has no answer"))?;
-        serde_json::from_str(body).map_err(|error| format!("{path} answers no JSON: {error}"))
+        Ok(body.to_owned())
     }
 
     /// What a daemon has logged.

@@ -4,8 +4,10 @@ pub mod control;
 pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
+pub mod probes;
 pub mod rebalance;
 pub mod resume;
+pub mod scrape;
 pub mod selection;
 pub mod throughput;
 pub mod trickle;
@@ -184,6 +186,16 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "resume",
         about: "what retention costs; how long records stop when all sockets are killed (root, ss)",
         run: resume::run,
+    },
+    Scenario {
+        name: "probes",
+        about: "what the kernel probes cost: on links that move 32 KiB records, and on sockets of others (root)",
+        run: probes::run,
+    },
+    Scenario {
+        name: "scrape",
+        about: "10,000 channels: how long a scrape of /metrics takes, and how large it is",
+        run: scrape::run,
     },
 ];
 

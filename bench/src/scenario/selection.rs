@@ -5,7 +5,6 @@
 
 use std::hint::black_box;
 
-use rustix::time::{ClockId, clock_gettime};
 use weir_flow::ids::Time;
 use weir_flow::selector::adaptive::{Adaptive, TargetView};
 use weir_flow::selector::{Rebalance, Selector};
@@ -58,15 +57,10 @@ fn rooms(consumers: u32, out: u32) -> Vec<bool> {
     rooms
 }
 
-fn cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
-}
-
 fn per_record(work: impl FnOnce()) -> f64 {
-    let before = cpu_ns();
+    let before = clock::thread_cpu_ns();
     work();
-    (cpu_ns() - before) as f64 / RECORDS as f64
+    (clock::thread_cpu_ns() - before) as f64 / RECORDS as f64
 }
 
 fn cost_in_turn(consumers: u32) -> f64 {
