@@ -7,6 +7,7 @@ mod ci;
 mod ebpf;
 mod fuzz;
 mod hugepages;
+mod lab;
 mod process;
 mod setup;
 mod sim;
@@ -41,6 +42,9 @@ enum Verb {
     Sim(sim::Arguments),
     /// Look for inputs that break a rule: all fuzz targets, or one
     Fuzz(fuzz::Arguments),
+    /// Try the kernel probes on other kernels, in emulated machines; not part of `test` and `ci`
+    #[command(subcommand)]
+    Lab(lab::Verb),
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more
     #[command(disable_help_flag = true)]
     Demo(PassedOn),
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         Verb::Tidy => tidy::run(),
         Verb::Sim(arguments) => sim::run(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&arguments),
+        Verb::Lab(verb) => lab::run(&verb),
         Verb::Demo(arguments) => measure("weir-demo", &arguments.rest),
         Verb::Bench(arguments) => measure("weir-bench", &arguments.rest),
     };

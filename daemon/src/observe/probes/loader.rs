@@ -24,6 +24,10 @@ use super::{AccountRecord, MISSING, OBJECT, Probes, TotalsRecord, WatchRecord, W
 /// Where the kernel shows its type information.
 const TYPES_FILE: &str = "/sys/kernel/btf/vmlinux";
 
+/// Where the kernel says whether it calls what stands at the entry of a function: 1 or 0. Programs are attached in either
+/// case, and with 0 they never run.
+const FUNCTIONS_FILE: &str = "/proc/sys/kernel/ftrace_enabled";
+
 /// Stalls that last less are summed up only.
 const STALL_MIN_NS: u64 = 10_000_000;
 
@@ -169,6 +173,9 @@ impl Attach for Loaded<'_> {
                 program.load(place, self.target)?;
                 program.attach().map(drop)
             }),
+            Point::Function(_) if is_zero(std::fs::read_to_string(FUNCTIONS_FILE).ok()) => {
+                return Err("kernel.ftrace_enabled is 0: it would never run".to_owned());
+            }
             Point::Function(place) => <&mut FEntry>::try_from(&mut *program).and_then(|program| {
                 program.load(place, self.target)?;
                 program.attach().map(drop)
@@ -177,6 +184,11 @@ impl Attach for Loaded<'_> {
         attached.map_err(|error| refusal(&error))?;
         Ok(program.info().ok().and_then(|info| info.verified_instruction_count()))
     }
+}
+
+/// Whether a switch of the kernel is off. One that it does not have, or does not show, is not.
+fn is_zero(switch: Option<String>) -> bool {
+    switch.is_some_and(|text| text.trim() == "0")
 }
 
 /// What the kernel says of a program, in one line: the error, and the last words of the verifier if it had any.
@@ -238,6 +250,14 @@ mod tests {
         let garbage = vec![0x7f; 4096];
         let cause = create(&Sources { object: &garbage, ..sources }, &target, &0_u64).err().unwrap();
         assert!(matches!(cause, Cause::StaleObject { .. }), "{cause}");
+    }
+
+    #[test]
+    fn functions_are_entered_unless_the_kernel_says_that_they_are_not() {
+        let switches = [(Some("0\n"), true), (Some("1\n"), false), (Some(""), false), (None, false)];
+        for (switch, is_off) in switches {
+            assert_eq!(is_zero(switch.map(str::to_owned)), is_off, "{switch:?}");
+        }
     }
 
     #[test]
