@@ -1,5 +1,9 @@
 //! Splits the lines that the example `producer` emits into words, and sends each word to the consumer that it belongs to:
 //! a task with a gate and a partition. Two of these share the lines; see the example `fan_out` for who reads the words.
+//!
+//! ```text
+//! cargo run -p weir-client --example map -- /tmp/weir-a 0           # and another one with 1
+//! ```
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -149,14 +149,23 @@ pub(crate) struct Turn {
 #[derive(Default)]
 struct TurnState {
     is_taken: bool,
-    /// Until when each of those that wait has patience. One that was dropped stays here until the turn ends.
-    waiting: Vec<(Waker, Time)>,
+    next_key: u64,
+    /// Those that wait for the turn to end. All of them are woken then, and wait anew if they come too late.
+    waiting: Vec<Waiting>,
+}
+
+/// One that waits for a turn.
+struct Waiting {
+    key: u64,
+    waker: Waker,
+    /// Until when it has patience.
+    deadline: Time,
 }
 
 /// Has the turn until it is dropped.
 pub(crate) struct Taken {
     turn: Turn,
-    until: Time,
+    deadline: Time,
 }
 
 impl Turn {
@@ -164,29 +173,62 @@ impl Turn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody has it. Those that have it before see to it that this is not after `deadline`.
+    /// Waits until nobody has it. Those that have it before look at [`Taken::until`], so that this is not long after
+    /// `deadline`.
     pub(crate) async fn take(&self, caller: Caller, deadline: Time) -> Taken {
-        let take = std::future::poll_fn(|context| {
-            let waker = context.waker().clone();
-            let mut state = self.lock();
-            if state.is_taken {
-                state.waiting.push((waker, deadline));
-                return Poll::Pending;
-            }
+        let mut place = Place { turn: self, key: None };
+        wait_for(caller, std::future::poll_fn(|context| place.poll(context, deadline))).await
+    }
+}
+
+/// A place among those that wait for a turn. Given up when it is dropped.
+struct Place<'a> {
+    turn: &'a Turn,
+    /// Its entry, which may be gone: it was woken then.
+    key: Option<u64>,
+}
+
+impl Place<'_> {
+    fn poll(&mut self, context: &Context<'_>, deadline: Time) -> Poll<Taken> {
+        let waker = context.waker().clone();
+        let mut state = self.turn.lock();
+        if !state.is_taken {
             state.is_taken = true;
-            let first = state.waiting.iter().map(|(_, deadline)| *deadline).min();
-            let until = first.map_or(deadline, |first| first.min(deadline));
-            Poll::Ready(Taken { turn: self.clone(), until })
-        });
-        wait_for(caller, take).await
+            return Poll::Ready(Taken { turn: self.turn.clone(), deadline });
+        }
+        let mine = self.key.and_then(|key| state.waiting.iter_mut().find(|waiting| waiting.key == key));
+        let before = match mine {
+            Some(waiting) => Some(std::mem::replace(&mut waiting.waker, waker)),
+            None => {
+                let key = state.next_key;
+                state.next_key += 1;
+                state.waiting.push(Waiting { key, waker, deadline });
+                self.key = Some(key);
+                None
+            }
+        };
+        drop(state);
+        drop(before);
+        Poll::Pending
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let mut state = self.turn.lock();
+        let at = state.waiting.iter().position(|waiting| waiting.key == key);
+        let left = at.map(|at| state.waiting.swap_remove(at));
+        drop(state);
+        drop(left);
     }
 }
 
 impl Taken {
-    /// When it has to end at the latest: somebody's patience, of those that wait and of who has it, ends then.
+    /// When it has to end at the latest: somebody's patience, of those that wait now and of who has it, ends then.
     pub(crate) fn until(&self) -> Time {
         let state = self.turn.lock();
-        state.waiting.iter().map(|(_, deadline)| *deadline).fold(self.until, Time::min)
+        state.waiting.iter().map(|waiting| waiting.deadline).fold(self.deadline, Time::min)
     }
 }
 
@@ -196,7 +238,7 @@ impl Drop for Taken {
         state.is_taken = false;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        waiting.into_iter().for_each(|(waker, _)| waker.wake());
+        waiting.into_iter().for_each(|waiting| waiting.waker.wake());
     }
 }
 
@@ -246,6 +288,47 @@ mod tests {
         let Poll::Ready(next) = waiting[2].as_mut().poll(&mut context) else { panic!("nobody has it") };
         assert!(waiting[0].as_mut().poll(&mut context).is_pending());
         assert_eq!(next.until(), Time(70));
+    }
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_turn_has_one_place_and_is_woken_by_the_waker_of_its_last_poll() {
+        let turn = Turn::default();
+        let counts = [0; 4].map(|_| Arc::new(Count::default()));
+        let places = || turn.lock().waiting.len();
+        let woken = || counts.each_ref().map(|count| count.0.load(Ordering::SeqCst));
+        let first = block(async { Ok(turn.take(Caller::Thread, Time(50)).await) }).expect("free");
+        let (mut stays, mut leaves) =
+            (Box::pin(turn.take(Caller::Future, Time(90))), Box::pin(turn.take(Caller::Future, Time(10))));
+        for count in &counts[..3] {
+            let waker = Waker::from(Arc::clone(count));
+            assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        let waker = Waker::from(Arc::clone(&counts[3]));
+        assert!(leaves.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!((places(), first.until()), (2, Time(10)));
+        // Who waits no more is not woken, and its patience is nobody's any more.
+        drop(leaves);
+        assert_eq!((places(), first.until()), (1, Time(50)));
+        drop(first);
+        assert_eq!(woken(), [0, 0, 1, 0]);
+        // Woken, and too late: it waits anew.
+        let second = block(async { Ok(turn.take(Caller::Thread, Time(50)).await) }).expect("free");
+        let waker = Waker::from(Arc::clone(&counts[1]));
+        assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(second);
+        assert_eq!(woken(), [0, 1, 1, 0]);
+        drop(stays);
+        assert_eq!(places(), 0);
     }
 
     #[test]

@@ -42,12 +42,13 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::DaemonUnreachable`] if none answers; [`Error::Detached`] with the daemon's reason if it lets nobody
-    /// in, because it is stopping for instance; [`Error::Refused`] if it does not want this process.
+    /// in, because it is stopping for instance; [`Error::Refused`] if it does not want this process;
+    /// [`Error::Protocol`] if it speaks another version.
     pub fn connect(run_dir: impl AsRef<Path>) -> Result<Self, Error> {
         Self::connect_with(ConnectOptions::new(run_dir))
     }
 
-    /// Attaches to a daemon.
+    /// As [`Self::connect`], with options.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -101,10 +102,12 @@ impl Client {
         self.connection.current().check()
     }
 
-    /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles
-    /// waits. Waits for the daemon's answer, up to [`ConnectOptions::request_timeout`]. If the daemon has ended since, this
-    /// attaches anew. A process may have 64 tasks at a time with one daemon;
-    /// a task is there until the last handle of it is gone, its partitions and gates included.
+    /// Makes a task: the unit whose times are measured. It is busy from now on, except while one of its handles waits. It
+    /// is there until the last handle of it is gone, its partitions and gates included. A process may have 64 at a time.
+    ///
+    /// The name is 1 to 64 of `A-Z a-z 0-9 . _ -`. Tasks that do the same work, in whatever process, have the same one:
+    /// `weir plan` shows them as one. Waits for the daemon's answer, up to [`ConnectOptions::request_timeout`]. If the daemon
+    /// has ended since, this attaches anew.
     ///
     /// # Errors
     /// [`Error::Name`]; the daemon refuses, ends meanwhile, or does not answer ([`Error::Unanswered`]); or
@@ -209,10 +212,12 @@ impl Task {
         Arc::clone(&self.life.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Becomes producer `producer` of `producers` of an exchange with so many consumers. Waits for the daemon's answer, up
-    /// to [`ConnectOptions::request_timeout`], and for no consumer. If the daemon has ended since
-    /// the last call, this attaches anew; the producer is then a new incarnation, whose records are no continuation
-    /// of those before.
+    /// Becomes producer `producer` (from 0) of `producers` (1 to 4,096) of an exchange with so many consumers (1 to 4,096).
+    /// The exchange has a name of 1 to 64 of `A-Z a-z 0-9 . _ -`, under which it is known on all nodes.
+    ///
+    /// Waits for the daemon's answer, up to [`ConnectOptions::request_timeout`], and for no consumer. If the daemon has
+    /// ended since the last call, this attaches anew; the producer is then a new incarnation, whose records are no
+    /// continuation of those before.
     ///
     /// # Errors
     /// The daemon refuses (a number out of range, the place taken, no memory), ends meanwhile, or does not answer
@@ -302,9 +307,10 @@ impl Task {
         Partition::create(caller, session, times, life.number, request).await
     }
 
-    /// Becomes consumer `consumer` of `consumers` of an exchange. Waits for its first producer, for as long as
-    /// [`GateOptions::timeout`] says, unless the options say all that it would be asked. If the daemon has ended since
-    /// the last call, this attaches anew; if it ends while this waits, that is an error, and the caller asks again.
+    /// Becomes consumer `consumer` (from 0) of `consumers` (1 to 4,096) of an exchange. Waits for its first producer, for as
+    /// long as [`GateOptions::timeout`] says, unless the options say all that it would be asked: `producers`, `strategy`
+    /// and `checksum`. If the daemon has ended since the last call, this attaches anew; if it ends while this waits, that is
+    /// an error, and the caller asks again.
     ///
     /// Each life of a producer hands its data for a consumer out once. A second gate of a consumer that has had it, or whose
     /// first gate is on another node, is made all the same: its channel to that producer then fails with the code

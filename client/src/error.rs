@@ -31,8 +31,7 @@ pub enum Error {
     /// The daemon ended this client's attachment and said why: it is stopping, for instance. As for
     /// [`Self::DaemonGone`], partitions and gates are of no more use.
     Detached {
-        /// The daemon's name for the kind of reason: `daemon_stopping`, `client_fault`, `over_budget`, `mismatch`. Empty
-        /// if it gave none.
+        /// The kind of reason, as in [`Self::Refused`]: `daemon_stopping`, `client_fault`. Empty if it gave none.
         code: String,
         /// The daemon's reason.
         text: String,
@@ -61,15 +60,16 @@ pub enum Error {
     },
     /// The daemon refused a request. Nothing was created; other handles go on.
     Refused {
-        /// The daemon's name for the kind of refusal.
+        /// The kind of refusal: the name of a [`FailureCode`](crate::FailureCode) with underscores, `over_budget` for
+        /// instance.
         code: String,
         /// Value found, value needed, and the fix.
         text: String,
     },
     /// The partition failed, or one channel of the gate did. For a gate the other channels can still be read.
     Failed {
-        /// The channel that failed: the producer index at a gate; at a partition that goes on without its dead
-        /// consumers the consumer that was asked for. None when the whole partition failed.
+        /// At a gate the channel ([`crate::Gate::producer_of`] says whose it is); at a partition that goes on without its
+        /// dead consumers the consumer that was asked for. None when the whole partition failed.
         channel: Option<u32>,
         /// Code and text, as the daemon reported them.
         failure: Failure,
@@ -88,7 +88,7 @@ pub enum Error {
         /// Most bytes that an event may have.
         max: usize,
     },
-    /// `emit_to` named a subpartition that the partition does not have.
+    /// A call named a subpartition that the partition does not have.
     NoSuchSubpartition {
         /// The index given.
         found: u32,
@@ -103,16 +103,17 @@ pub enum Error {
         /// How many subpartitions there are.
         count: u32,
     },
-    /// `emit` on a `hash` partition, whose consumer is decided by a key. Use `emit_keyed`.
+    /// A record without a key on a `hash` partition, whose keys decide the consumer. Use
+    /// [`Partition::emit_keyed`](crate::Partition::emit_keyed).
     KeyNeeded,
-    /// The task or exchange cannot have this name.
+    /// The task or exchange cannot have this name: needed are 1 to 64 of `A-Z a-z 0-9 . _ -`.
     Name {
         /// The name given.
         found: String,
         /// What is wrong with it.
         cause: NameError,
     },
-    /// An option has a value that cannot work.
+    /// An option has a value that cannot work. Nothing was created.
     Option {
         /// Its name.
         name: &'static str,

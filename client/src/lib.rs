@@ -34,15 +34,22 @@
 //!
 //! # A producer
 //!
+//! A daemon has to run on this machine; this one needs no privileges. Its run directory is where programs find it:
+//!
+//! ```sh
+//! weir daemon --node a --run-dir /tmp/weir-a
+//! ```
+//!
+//! The producer of the picture, with this crate (`client` in Weir's source) among its dependencies:
+//!
 //! ```no_run
 //! use weir_client::{Client, PartitionOptions, Strategy};
 //!
 //! fn main() -> Result<(), weir_client::Error> {
-//!     // The run directory of the daemon on this machine.
-//!     let client = Client::connect("/run/weir")?;
+//!     let client = Client::connect("/tmp/weir-a")?;
 //!     let task = client.task("clicks")?;
-//!     // Producer 0 of 1, for 4 consumers, each key always to the same one of them.
-//!     let mut partition = task.partition("clicks", 0, 1, 4, Strategy::Hash, PartitionOptions::default())?;
+//!     // Producer 0 of 1, for 2 consumers, each key always to the same one of them.
+//!     let mut partition = task.partition("clicks", 0, 1, 2, Strategy::Hash, PartitionOptions::default())?;
 //!     for (user, page) in [("ada", "/"), ("grace", "/docs"), ("ada", "/docs")] {
 //!         // Waits while the consumer of this key does not keep up.
 //!         partition.emit_keyed(user.as_bytes(), format!("{user} {page}").as_bytes())?;
@@ -58,14 +65,17 @@
 //!
 //! # A consumer
 //!
+//! The producer above ends when both consumers are there. A shell can be one of them:
+//! `weir recv --exchange clicks --consumer 0/2 --run-dir /tmp/weir-a` prints its records. The other one as a program:
+//!
 //! ```no_run
 //! use weir_client::{Client, GateOptions, Item};
 //!
 //! fn main() -> Result<(), weir_client::Error> {
-//!     let client = Client::connect("/run/weir")?;
+//!     let client = Client::connect("/tmp/weir-a")?;
 //!     let task = client.task("counting")?;
-//!     // Consumer 2 of 4. Waits for the first producer.
-//!     let mut gate = task.gate("clicks", 2, 4, GateOptions::default())?;
+//!     // Consumer 1 of 2, the second of them. Waits for the first producer.
+//!     let mut gate = task.gate("clicks", 1, 2, GateOptions::default())?;
 //!     // Waits for the next. None: every producer has finished, and everything was read.
 //!     while let Some(item) = gate.next()? {
 //!         match item {
@@ -81,18 +91,18 @@
 //! # The same with `async`
 //!
 //! Every call that may wait has a twin for futures, with `_async` behind its name. Here a task reads from one exchange and
-//! writes to another:
+//! writes to another; it is the first of two that share the work:
 //!
 //! ```no_run
 //! use weir_client::{Client, GateOptions, Item, PartitionOptions, Strategy};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> Result<(), weir_client::Error> {
-//!     let client = Client::connect_async("/run/weir").await?;
+//!     let client = Client::connect_async("/tmp/weir-a").await?;
 //!     let task = client.task_async("cleaning").await?;
 //!     let options = PartitionOptions::default();
-//!     let mut clean = task.partition_async("clean", 0, 1, 4, Strategy::Rebalance, options).await?;
-//!     let mut clicks = task.gate_async("clicks", 2, 4, GateOptions::default()).await?;
+//!     let mut clean = task.partition_async("clean", 0, 2, 1, Strategy::Rebalance, options).await?;
+//!     let mut clicks = task.gate_async("clicks", 0, 2, GateOptions::default()).await?;
 //!     while let Some(item) = clicks.next_async().await? {
 //!         let Item::Record(record) = item else { continue };
 //!         if record.starts_with(b"bot ") {
@@ -114,6 +124,9 @@
 //!   ([`Partition::abandoned`]).
 //! - **Several at once**: one thread can wait for many gates and partitions ([`Partition::available`], then
 //!   [`Partition::try_emit`]). Threads and futures can share one attachment, and one handle by turns.
+//! - **There are no `poll_*` forms.** Where a poll is wanted, in a `Stream` for instance, box a future that owns the handle
+//!   and returns it with a copy of what it found, `async move { let found = read(&mut gate).await; (gate, found) }`, and
+//!   poll that until it is ready. A new future for each poll would not do: one that was dropped is not woken.
 //! - A call that need not wait is ready at once and does not give way to others. A loop that is to let them in more often
 //!   than it waits does so itself, with tokio's `yield_now` for instance.
 //! - What has no twin does not wait: [`Gate::try_next`], [`Partition::flush`], every `check`. Dropping a handle sends a
@@ -122,8 +135,8 @@
 //! # Programs to start from
 //!
 //! In `client/examples`: `producer` and `consumer`, `map` and `fan_out` between them, and `async_consumer`, which reads two
-//! exchanges on one thread. `cargo run -p weir-client --example producer -- /run/weir`; each says at its top how it is run.
-//! A process may have several tasks, and a task several gates and partitions.
+//! exchanges on one thread. `cargo run -p weir-client --example producer -- /tmp/weir-a`; each says at its top how it is
+//! run. A process may have several tasks, and a task several gates and partitions.
 //!
 //! # Which consumer gets a record
 //!
@@ -234,5 +247,7 @@ pub use options::{
 pub use partition::{
     ChannelSelector, Finished, HeavyKey, Lacking, Partition, PartitionWaits, Targets, Tried,
 };
-pub use weir_flow::exchange::{Shape, Strategy};
+#[doc(inline)]
+pub use weir_flow::exchange::{NameError, Shape, Strategy};
+#[doc(inline)]
 pub use weir_flow::failure::{Failure, FailureCode};

@@ -14,7 +14,7 @@ pub const RUN_DIR_DEFAULT: &str = "/run/weir";
 pub struct ConnectOptions {
     /// Run directory of the daemon; the attach socket is `attach.sock` in it.
     pub run_dir: PathBuf,
-    /// Name under which the daemon lists this process; its command name when not given.
+    /// Name under which the daemon lists this process; its command name when not given. The first 64 bytes count.
     pub process_name: Option<String>,
     /// Longest wait for the daemon's first answer, and later for it to take a message: 5 s when not chosen otherwise.
     pub timeout: Duration,
@@ -49,7 +49,8 @@ impl Default for ConnectOptions {
 /// When records that do not fill a segment are handed to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferTimeout {
-    /// At the latest this long after the first of them was emitted. Shorter means less delay and more, smaller slices.
+    /// At the latest this long after the first of them was emitted. Shorter means less delay and more, smaller pieces. 0
+    /// is the same as [`Self::EachRecord`].
     After(Duration),
     /// After each record.
     EachRecord,
@@ -100,24 +101,34 @@ pub enum ConsumerDeath {
     ContinueWithout,
 }
 
-/// How a partition is made. Sizes left out are the daemon's defaults.
+/// How a partition is made. The defaults do for most.
+///
+/// Its memory is (`exclusive` x subpartitions + `floating` + `retention` + `overdraft`) segments. A number of segments that
+/// is not given is the daemon's setting; each field names what that is where nobody has changed it. The daemon refuses a
+/// number that is out of its bounds, and memory that it has not ([`crate::Error::Refused`]).
 #[derive(Clone, Debug)]
 pub struct PartitionOptions {
     /// When part-filled segments are handed over.
     pub buffer_timeout: BufferTimeout,
-    /// Whether each record carries a CRC32C that the consumer's client checks. Both ends must say the same.
+    /// Whether each record carries a CRC32C, 4 bytes, that the consumer's client checks. All producers of an exchange must
+    /// say the same; its consumers learn it from them.
     pub checksum: bool,
-    /// Segments that each subpartition counts for (E).
+    /// Segments that each subpartition adds to the pool: 1 to 1,024, by default 2.
     pub exclusive: Option<u32>,
-    /// Segments shared by all subpartitions (F).
+    /// Segments in the pool beside those: 0 to 65,536, by default 8.
     pub floating: Option<u32>,
-    /// Most open or queued segments of one subpartition.
+    /// Most segments that one subpartition may have open or waiting to be sent: 1 to 65,536, by default 10. Records for one
+    /// that has as many wait for it; records for others do not.
     pub quota: Option<u32>,
-    /// Segments beyond the pool that a record already begun may use.
+    /// Segments beyond pool and quota, which only a record that is already begun may use, so that it need not wait half
+    /// written: 0 to 1,024, by default 5.
     pub overdraft: Option<u32>,
-    /// Segments for data that is sent and not acknowledged yet.
+    /// Segments for what is sent and not acknowledged yet: 0 to 65,536, by default 32. At most so many are on their way at
+    /// a time.
     pub retention: Option<u32>,
-    /// Number of key groups of a `hash` exchange; from the number of consumers when not given, as Flink does it.
+    /// Number of key groups of a `hash` exchange: the keys are divided into so many groups, and the groups among the
+    /// consumers. From the number of consumers to 32,768; when not given 1.5 times the consumers, rounded up to a power of
+    /// two, and at least 128. Flink does it alike, so that equal keys go to the same places there and here.
     pub max_parallelism: Option<u32>,
     /// With `hash`: the records of each key are spread over so many of the consumers, instead of going to one. For keys
     /// that are too much for one consumer ([`crate::Partition::heavy_keys`]). From 1 to the number of consumers; not given
@@ -129,7 +140,8 @@ pub struct PartitionOptions {
     /// consumer merges up to so many of them for each key and producer. What cannot be merged from parts, and what needs a
     /// key's records in their order, cannot be salted.
     pub salt: Option<u32>,
-    /// Where a `rebalance` or `rescale` producer starts its round; random when not given.
+    /// The subpartition with which a `rebalance` or `rescale` producer starts its round, less than their number; random
+    /// when not given.
     pub first_subpartition: Option<u32>,
     /// Whether a `rebalance` or `rescale` producer leaves out consumers that do not keep up, and waits only when none
     /// does. On when not chosen otherwise. Off: records go to all consumers strictly in turn, and the producer waits for
@@ -162,21 +174,25 @@ impl Default for PartitionOptions {
     }
 }
 
-/// How a gate is made. What is left out is what the producers say, or the daemon's default.
+/// How a gate is made. The defaults do for most.
+///
+/// Its memory is (`exclusive` x channels + `floating`) segments. A number that is not given is the daemon's setting; each
+/// field names what that is where nobody has changed it.
 #[derive(Clone, Debug, Default)]
 pub struct GateOptions {
-    /// How many producers the exchange must have. When not given it is learnt from the first of them, and making the
-    /// gate waits for it.
+    /// How many producers the exchange must have. What is not given of this, `strategy` and `checksum` is learnt from the
+    /// first producer, and making the gate waits for it. What is given and not so is refused.
     pub producers: Option<u32>,
     /// The ship strategy that the exchange must have.
     pub strategy: Option<Strategy>,
     /// Whether its records must carry a CRC32C.
     pub checksum: Option<bool>,
-    /// Segments that each channel counts for (E).
+    /// Segments that each channel has to itself: 1 to 1,024, by default 2.
     pub exclusive: Option<u32>,
-    /// Segments shared by all channels (F).
+    /// Segments that are lent to whichever channels have most to come: 0 to 65,536, by default 8.
     pub floating: Option<u32>,
-    /// Most bytes held in records that span segments. One record may always exceed it.
+    /// Most bytes of records that lie in more than one segment, which are put together in memory of this process: by
+    /// default 64 MiB. A channel whose next record does not fit waits; one record may always exceed it.
     pub spanning_bytes_max: Option<u64>,
     /// Longest wait for the first producer; without bound when not given. 0: only if one is known already.
     pub timeout: Option<Duration>,

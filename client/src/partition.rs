@@ -392,8 +392,8 @@ impl Partition {
         Error::Failed { channel: Some(consumer), failure: Failure::new(FailureCode::ConsumerGone, text) }
     }
 
-    /// Emits an event to every consumer, behind all records so far; with `priority`, ahead of all that still wait.
-    /// Waits while too many events are under way to one of them.
+    /// Emits an event of up to 1,024 bytes to every consumer, behind all records so far; with `priority`, ahead of all that
+    /// still wait. Waits while 7 events are under way to one of them.
     ///
     /// # Errors
     /// [`Error::EventTooLarge`] before anything is sent; otherwise as [`Self::emit`].
@@ -442,7 +442,7 @@ impl Partition {
     }
 
     /// Ends the partition: hands over everything, and returns when the daemon of every consumer has it, of every one
-    /// that is left if the partition goes on without those that died.
+    /// that is left if the partition goes on without those that died. That a consumer has not come yet is waited for, too.
     ///
     /// # Errors
     /// The partition has failed, or the daemon is gone: then it is not known what arrived.

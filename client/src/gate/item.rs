@@ -37,7 +37,8 @@ impl<'a> RecordRef<'a> {
         Self { bytes, channel }
     }
 
-    /// The channel that it came by: the index of its producer; 0 for `forward`.
+    /// The channel that it came by: the index of its producer, but for `forward` and `rescale`, where
+    /// [`Gate::producer_of`](super::Gate::producer_of) says whose it is.
     #[must_use]
     #[inline]
     pub fn channel(&self) -> u32 {
@@ -80,9 +81,9 @@ impl AsRef<[u8]> for RecordRef<'_> {
 /// An event that a producer emitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The channel that it came by: the index of its producer; 0 for `forward`.
+    /// The channel that it came by; see [`RecordRef::channel`].
     pub channel: u32,
-    /// The producer's bytes.
+    /// The producer's bytes, up to 1,024 of them.
     pub payload: Vec<u8>,
     /// It overtook records that were still on their way.
     pub priority: bool,

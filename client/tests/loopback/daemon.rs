@@ -61,6 +61,7 @@ enum Command {
     Sessions(Sender<usize>),
     WaitingGates(Sender<Vec<String>>),
     Has(Sender<(usize, usize)>),
+    TasksMade(Sender<usize>),
     Submissions(Sender<Vec<Submission>>),
     Announced(Sender<usize>),
     TaskState(u32, Sender<Option<TaskState>>),
@@ -100,7 +101,7 @@ impl Daemon {
         let bell = self.bell.try_clone().expect("dup");
         self.thread = Some(std::thread::spawn(move || {
             let (sessions, seen) = (Vec::new(), Vec::new());
-            World { settings, listener, bell, inbox, sessions, is_held: false, seen }.run();
+            World { settings, listener, bell, inbox, sessions, is_held: false, tasks_made: 0, seen }.run();
         }));
     }
 
@@ -177,6 +178,13 @@ impl Daemon {
     pub(crate) fn has(&self) -> (usize, usize) {
         let (reply, answer) = mpsc::channel();
         self.tell(Command::Has(reply));
+        answer.recv().expect("the daemon runs")
+    }
+
+    /// How many tasks it has made since it was started, those that have ended among them.
+    pub(crate) fn tasks_made(&self) -> usize {
+        let (reply, answer) = mpsc::channel();
+        self.tell(Command::TasksMade(reply));
         answer.recv().expect("the daemon runs")
     }
 

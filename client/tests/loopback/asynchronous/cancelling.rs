@@ -347,6 +347,40 @@ fn an_event_that_some_have_comes_to_all_and_records_stay_behind_it() {
 }
 
 #[test]
+fn a_priority_event_that_some_have_keeps_no_record_from_a_new_segment() {
+    const CONSUMERS: u32 = 70;
+    let daemon = Daemon::start(Settings { partition_segments: 200, gate_segments: 4, ..TIGHT });
+    let task = task(&daemon);
+    let options = PartitionOptions { adaptive: false, ..Default::default() };
+    let mut partition = producer(&task, CONSUMERS, Strategy::Rebalance, options);
+    let still = daemon.pause();
+    assert!(poll_times(partition.emit_event_async(b"event", true), 1, Dropped::Pending).is_none());
+    assert_eq!(partition.abandoned(), 1);
+    // The last of them has not got it, no segment is open for it, and each record needs one of its own.
+    assert!(partition.is_available().expect("no failure"), "nobody waits for what overtakes");
+    for number in 0..2 {
+        assert!(partition.try_emit_to(CONSUMERS - 1, &record(number, 4_000)).expect("try").is_emitted());
+    }
+    drop(still);
+    partition.flush().expect("flush");
+    let mut gate = crate::consumer(&task, CONSUMERS - 1, CONSUMERS);
+    let (mut records, mut events) = (0, 0);
+    while records < 2 || events < 1 {
+        match gate.next().expect("no failure") {
+            Some(Item::Record(found)) => {
+                assert_eq!(*found, record(records, 4_000));
+                records += 1;
+            }
+            Some(Item::Event(event)) => {
+                assert_eq!(event.payload, b"event");
+                events += 1;
+            }
+            None => panic!("the partition is not finished"),
+        }
+    }
+}
+
+#[test]
 fn a_partition_whose_finish_is_dropped_is_gone_and_its_place_is_free() {
     let daemon = Daemon::start(Settings::default());
     let task = task(&daemon);

@@ -161,6 +161,48 @@ fn futures_attach_to_the_next_daemon_all_at_once_and_once() {
     drop(gates);
 }
 
+/// Made twice for a moment it would take two of the places that a client has for tasks.
+#[test]
+fn a_task_is_made_once_for_the_next_daemon_whoever_asks_for_it_at_once() {
+    let mut daemon = Daemon::start(Settings::default());
+    let client = Client::connect(daemon.run_dir()).expect("attach");
+    let task = client.task("test").expect("task");
+    daemon.kill();
+    daemon.revive(Settings::default());
+    // Attached by this one: all that is left for the others is to make their task.
+    let _other = client.task("other").expect("a task");
+    assert_eq!(daemon.tasks_made(), 1);
+    let names: Vec<String> = (0..8).map(|number| format!("x{number}")).collect();
+    let (by_futures, by_threads) = names.split_at(4);
+    let asked = by_futures.iter().map(|name| {
+        Box::pin(task.partition_async(name, 0, 1, 1, Strategy::Forward, PartitionOptions::default()))
+    });
+    let mut asked: Vec<_> = asked.collect();
+    let still = daemon.pause();
+    let made: Vec<_> = thread::scope(|scope| {
+        for asking in &mut asked {
+            assert!(poll_once(asking.as_mut()).is_none());
+        }
+        let threads: Vec<_> = by_threads
+            .iter()
+            .map(|name| {
+                let task = &task;
+                scope.spawn(move || {
+                    task.partition(name, 0, 1, 1, Strategy::Forward, PartitionOptions::default())
+                })
+            })
+            .collect();
+        // Whatever more than one of them would send is on its way by then.
+        thread::sleep(Duration::from_millis(100));
+        drop(still);
+        let by_futures = asked.into_iter().map(block_on);
+        let made: Vec<_> = by_futures.collect();
+        made.into_iter().chain(threads.into_iter().map(|thread| thread.join().expect("a thread"))).collect()
+    });
+    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    assert_eq!((daemon.tasks_made(), daemon.has()), (2, (2, names.len())));
+}
+
 #[test]
 fn a_daemon_that_does_not_come_back_is_waited_for_so_long_and_a_dropped_future_keeps_nobody_from_attaching() {
     let mut daemon = Daemon::start(Settings::default());

@@ -1,5 +1,5 @@
 //! A runtime of the tests' own: a future on one thread, which parks. It has no timer and no reactor, so that a future
-//! which needs one of these, or which forgets to wake, hangs the test.
+//! which needs one of these, or which forgets to wake, ends the test.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -7,8 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use crate::daemon::{Daemon, Settings};
+
+/// Only a wake-up that was lost takes this long.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counts how often it is woken, and unparks a thread.
 pub(crate) struct Count {
@@ -34,8 +38,10 @@ impl Count {
 
     /// Returns when it was woken so often.
     pub(crate) fn await_woken(&self, times: usize) {
+        let began = Instant::now();
         while self.woken() < times {
-            thread::park();
+            assert!(began.elapsed() < PATIENCE, "woken {} times; needed: {times}", self.woken());
+            thread::park_timeout(PATIENCE);
         }
     }
 }

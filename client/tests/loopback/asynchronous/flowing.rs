@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::thread;
 use std::time::Duration;
 
-use weir_client::{BufferTimeout, Client, GateOptions, Item, PartitionOptions, Strategy};
+use weir_client::{BufferTimeout, Client, Gate, GateOptions, Item, PartitionOptions, Strategy};
 
 use super::executor::{block_on, everywhere, join_all, limited, yield_now};
 use super::{TIGHT, next_record_async, pair_async, read_all_async, task_async};
@@ -200,6 +201,59 @@ fn threads_and_futures_share_an_attachment() {
     }
     block_on(join_all(futures));
     threads.into_iter().for_each(|thread| thread.join().expect("a thread"));
+}
+
+/// A gate, and a copy of what was found in it.
+type Reading = dyn Future<Output = (Gate, Option<Vec<u8>>)> + Send;
+
+/// What a program makes that has to be polled for records.
+struct Records {
+    reading: Pin<Box<Reading>>,
+}
+
+impl Records {
+    fn new(gate: Gate) -> Self {
+        Self { reading: Box::pin(Self::read(gate)) }
+    }
+
+    async fn read(mut gate: Gate) -> (Gate, Option<Vec<u8>>) {
+        let found = match gate.next_async().await.expect("no failure") {
+            Some(Item::Record(record)) => Some(record.to_vec()),
+            Some(Item::Event(event)) => panic!("{event:?}; needed: a record"),
+            None => None,
+        };
+        (gate, found)
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
+        let (gate, found) = ready!(self.reading.as_mut().poll(context));
+        self.reading = Box::pin(Self::read(gate));
+        Poll::Ready(found)
+    }
+}
+
+#[test]
+fn a_future_that_owns_its_gate_serves_who_polls() {
+    everywhere(TIGHT, async |daemon| {
+        const RECORDS: usize = 1_000;
+        let task = task_async(&daemon).await;
+        let (mut partition, gate) = pair_async(&task, "x", PartitionOptions::default()).await;
+        let send = async {
+            for number in 0..RECORDS {
+                partition.emit_async(&record(number, 300)).await.expect("emit");
+            }
+            partition.finish_async().await.expect("finish");
+        };
+        let mut records = Records::new(gate);
+        let read = async {
+            for number in 0..RECORDS {
+                let found = std::future::poll_fn(|context| records.poll_next(context)).await;
+                assert_eq!(found, Some(record(number, 300)));
+            }
+            assert_eq!(std::future::poll_fn(|context| records.poll_next(context)).await, None);
+        };
+        tokio::join!(send, read);
+    });
 }
 
 #[test]

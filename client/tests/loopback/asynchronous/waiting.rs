@@ -134,6 +134,46 @@ fn the_waker_of_the_last_poll_is_the_one_that_is_woken() {
     }
 }
 
+/// For an answer nobody is woken in vain, so that it can be told whose waker is woken, and how often.
+#[test]
+fn an_answer_wakes_the_waker_of_the_last_poll_once_and_none_before_it() {
+    let daemon = Daemon::start(Settings::default());
+    let (task, other) = (task(&daemon), task(&daemon));
+    for round in 0..20 {
+        let exchange = format!("x{round}");
+        let mut asking = pin!(task.gate_async(&exchange, 0, 1, GateOptions::default()));
+        let counts = poll_by_several(asking.as_mut());
+        daemon.await_gate(&exchange);
+        let made = other.partition(&exchange, 0, 1, 1, Strategy::Forward, PartitionOptions::default());
+        counts[3].await_woken(1);
+        assert!(poll_once(asking.as_mut()).is_some_and(|gate| gate.is_ok()));
+        assert_eq!(counts.map(|count| count.woken()), [0, 0, 0, 1]);
+        drop(made);
+    }
+}
+
+#[test]
+fn an_attachment_wakes_the_waker_of_the_last_poll_once_and_none_before_it() {
+    let daemon = Daemon::start(Settings::default());
+    let still = daemon.pause();
+    let mut attaching = pin!(Client::connect_async(daemon.run_dir()));
+    let counts = poll_by_several(attaching.as_mut());
+    drop(still);
+    counts[3].await_woken(1);
+    assert!(poll_once(attaching.as_mut()).is_some_and(|client| client.is_ok()));
+    assert_eq!(counts.map(|count| count.woken()), [0, 0, 0, 1]);
+}
+
+/// Polls a future that stays pending, with a waker after the other.
+fn poll_by_several<F: Future>(mut future: std::pin::Pin<&mut F>) -> [Arc<Count>; 4] {
+    let counts = [0; 4].map(|_| Count::new());
+    for count in &counts {
+        let waker = Waker::from(Arc::clone(count));
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    counts
+}
+
 /// A waker that is dropped by its own wake-up may be the last hold on other futures of the same attachment.
 #[test]
 fn a_waker_may_drop_other_futures_and_a_waker_that_panics_ends_nobody_elses_wait() {

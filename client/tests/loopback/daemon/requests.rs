@@ -54,6 +54,7 @@ impl World {
                 let tasks = &mut self.sessions[index].tasks;
                 let cell = (0..).find(|cell| !tasks.contains_key(cell)).expect("a number");
                 tasks.insert(cell, id);
+                self.tasks_made += 1;
                 ResponseBody::Task { cell }
             }
             RequestBody::CloseTask { task } => {

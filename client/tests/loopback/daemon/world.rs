@@ -53,6 +53,8 @@ pub(super) struct World {
     pub(super) inbox: Receiver<Command>,
     pub(super) sessions: Vec<Session>,
     pub(super) is_held: bool,
+    /// Tasks made so far.
+    pub(super) tasks_made: usize,
     pub(super) seen: Vec<Submission>,
 }
 
@@ -151,6 +153,7 @@ impl World {
                 let open = rings.filter(|ring| !matches!(ring, Ring::Closed)).count();
                 reply.send((tasks, open)).expect("the test waits");
             }
+            Command::TasksMade(reply) => reply.send(self.tasks_made).expect("the test waits"),
             Command::Submissions(reply) => {
                 self.take_news();
                 self.carry();
