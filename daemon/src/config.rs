@@ -243,7 +243,7 @@ settings! {
     pub struct ObserveConfig {
         /// Whether kernel probes (BPF) watch the sockets of links and tell what each waits for. `auto`: when they can be
         /// loaded, else the sockets are sampled and their times marked as approximate, which `weir status` shows with the
-        /// reason. `off`: sampled. `require`: without probes the daemon does not start.
+        /// reason. `off`: sampled. `require`: without the hooks of segments, sends and reads the daemon does not start.
         [Bounds::OneOf(ProbesMode::NAMES), "word", Scope::Restart,
             "CAP_BPF and CAP_PERFMON; 0.1 s at the start; some 100 ns per segment of a link, some 20 ns per segment of \
              any other TCP socket of the machine; 4 KiB per link"]

@@ -128,6 +128,26 @@ fn assert_times(report: &Value) {
     assert!(full >= 4, "{report:#}");
 }
 
+/// Any node tells what the socket does that carries `bc`, also the one at which it ends. These daemons have no probes.
+fn assert_sockets(daemon: &Daemon) {
+    let is_told = |report: &Value| {
+        let channels = report["channels"].as_array().expect("a list of channels");
+        channels.iter().any(|channel| {
+            let states = channel["socket"]["states_ms_per_second"].as_object();
+            channel["exchange"] == "bc" && states.is_some_and(|states| states.len() == 6)
+        })
+    };
+    let report = until("the socket is told of", daemon, "/v1/tasks", is_told);
+    let channels = report["channels"].as_array().expect("a list of channels");
+    let channel = channels.iter().find(|channel| channel["exchange"] == "bc").expect("that channel");
+    let socket = &channel["socket"];
+    let states = socket["states_ms_per_second"].as_object().expect("states");
+    let sum: u64 = states.values().map(|ms| ms.as_u64().expect("a number")).sum();
+    assert!((990..=1010).contains(&sum), "{channel:#}");
+    assert_eq!((&channel["node"], &socket["approximate"]), (&"a".into(), &true.into()), "{channel:#}");
+    assert!(socket["send_queue_bytes"].is_u64(), "{channel:#}");
+}
+
 #[test]
 fn the_third_of_four_is_named_by_both_nodes_the_others_are_victims_or_starved() {
     // It reads a line, rests, and writes a short one: slow, and without any use of a processor.
@@ -155,6 +175,8 @@ fn the_third_of_four_is_named_by_both_nodes_the_others_are_victims_or_starved() 
         let levels = report["tasks"].as_array().expect("tasks");
         assert_eq!(levels[1]["backpressure_level"], "HIGH", "{report:#}");
         assert_eq!(levels[3]["backpressure_level"], "OK", "{report:#}");
+
+        assert_sockets(daemon);
 
         let shown = weir(["bottleneck"], &daemon.run_dir).output().expect("weir runs");
         let text = String::from_utf8(shown.stdout).expect("text");

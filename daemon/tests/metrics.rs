@@ -30,6 +30,12 @@ fn value(text: &str, series: &str) -> Option<f64> {
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
+/// The sum of all series of a metric.
+fn total(text: &str, metric: &str) -> f64 {
+    let series = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(metric));
+    series.map(|line| line.rsplit_once(' ').expect("a value").1.parse::<f64>().expect("a number")).sum()
+}
+
 /// Two daemons, the first of which gives its metrics on an address as well.
 fn daemons(directory: &TempDir) -> (Daemon, Daemon, String) {
     let (first, second, metrics) = (free_address(), free_address(), free_address());
@@ -84,7 +90,6 @@ fn records_that_go_through_are_counted_and_series_end_with_their_channel() {
         assert!(ask(tcp(), request).0.contains(status), "{request}");
     }
     check_with_promtool(&text);
-
     drop(input);
     assert!(sender.output().status.success());
     receivers.into_iter().for_each(|receiver| assert!(receiver.output().status.success()));
@@ -93,6 +98,72 @@ fn records_that_go_through_are_counted_and_series_end_with_their_channel() {
     });
     let (_, text) = scrape(&a, "");
     assert!(!text.contains("exchange=\"words\""), "{text}");
+}
+
+/// The sums of both histograms are those of the counters that each channel and each partition has.
+fn assert_sums(text: &str) {
+    for (histogram, counters) in [
+        ("weir_send_stall_seconds", &["weir_channel_send_stall_seconds_total"][..]),
+        (
+            "weir_emit_stall_seconds",
+            &["weir_channel_emit_stall_seconds_total", "weir_partition_emit_stall_seconds_total"],
+        ),
+    ] {
+        let needed: f64 = counters.iter().map(|counter| total(text, counter)).sum();
+        let found = total(text, &format!("{histogram}_sum"));
+        // Of one moment, and to the nanosecond, which is as much as a sum of seconds can tell.
+        assert!((found - needed).abs() < 1e-6, "{histogram}: {found} s of {needed}: {text}");
+        let beyond = text.lines().filter(|line| line.starts_with(histogram) && line.contains("le=\"+Inf\""));
+        let beyond = beyond.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>();
+        assert_eq!(beyond, total(text, &format!("{histogram}_count")), "{text}");
+    }
+}
+
+#[test]
+fn waits_have_lengths_by_cause_that_add_up_to_the_counters_and_are_kept() {
+    let directory = TempDir::new().expect("a directory");
+    let (a, b, _) = daemons(&directory);
+    let mut sender = send(&a, "late", &["--consumers", "1"]);
+    let mut input = sender.child.stdin.take().expect("an input");
+    // More than its pool holds: its channel waits for a consumer, and it for its channel.
+    let line = vec![b'x'; 4095];
+    let writer = std::thread::spawn(move || {
+        (0..2048).for_each(|_| input.write_all(&[&line[..], b"\n"].concat()).expect("a reader"));
+    });
+    // The sender waits for whichever comes first: its pool, or its channel.
+    let [send_sum, send_count, emit_sum, emit_count] = [
+        "send_stall_seconds_sum",
+        "send_stall_seconds_count",
+        "emit_stall_seconds_sum",
+        "emit_stall_seconds_count",
+    ]
+    .map(|name| move |text: &str| total(text, &format!("weir_{name}")));
+    let text = eventually("both wait", || {
+        let (_, text) = scrape(&a, "");
+        let both_wait = send_sum(&text) > 0.05 && emit_sum(&text) > 0.05;
+        both_wait.then_some(text)
+    });
+    assert_sums(&text);
+    let for_consumer = |text: &str| value(text, "weir_send_stall_seconds_count{cause=\"consumer\"}");
+    assert_eq!(for_consumer(&text), Some(0.0), "no wait for the consumer has ended: {text}");
+    let waited = send_sum(&text);
+
+    let receiver = recv(&b, "late", "0/1");
+    writer.join().expect("all is written");
+    let text = eventually("the waits for the consumer have ended", || {
+        let (_, text) = scrape(&a, "");
+        let have_ended = for_consumer(&text) >= Some(1.0) && emit_count(&text) >= 1.0;
+        have_ended.then_some(text)
+    });
+    assert!(send_sum(&text) >= waited, "{text}");
+    assert!(sender.output().status.success() && receiver.output().status.success());
+    let text = eventually("the channel has ended", || {
+        let (_, text) = scrape(&a, "");
+        (value(&text, "weir_channels{side=\"send\"}") == Some(0.0)).then_some(text)
+    });
+    assert!(!text.contains("weir_channel_send_stall_seconds_total{"), "{text}");
+    assert!(send_sum(&text) >= waited && send_count(&text) >= 1.0, "{text}");
+    check_with_promtool(&text);
 }
 
 #[test]
@@ -124,8 +195,15 @@ fn an_address_for_metrics_that_is_taken_is_an_error_that_names_its_key() {
 
 /// What Prometheus' own checker says of the text, where it is installed.
 fn check_with_promtool(text: &str) {
+    if let Some((is_good, said)) = promtool(&["check", "metrics"], text) {
+        assert!(is_good && said.trim().is_empty(), "promtool: {said}");
+    }
+}
+
+/// How `promtool` ends with this input, and what it says; none if it is not installed.
+fn promtool(arguments: &[&str], input: &str) -> Option<(bool, String)> {
     let started = Command::new("promtool")
-        .args(["check", "metrics"])
+        .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -133,14 +211,23 @@ fn check_with_promtool(text: &str) {
     let mut child = match started {
         Ok(child) => child,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            println!("not run here: promtool check metrics (promtool is not installed; package prometheus)");
-            return;
+            let what = arguments.get(..2).unwrap_or(arguments).join(" ");
+            println!("not run here: promtool {what} (promtool is not installed; package prometheus)");
+            return None;
         }
         Err(error) => panic!("promtool: {error}"),
     };
-    child.stdin.take().expect("an input").write_all(text.as_bytes()).expect("it reads");
+    child.stdin.take().expect("an input").write_all(input.as_bytes()).expect("it reads");
     let output = child.wait_with_output().expect("it ends");
     let said =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.trim().is_empty(), "promtool: {said}");
+    Some((output.status.success(), said))
+}
+
+#[test]
+fn the_alert_rules_are_rules_for_prometheus() {
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/prometheus/weir.rules.yml");
+    if let Some((is_good, said)) = promtool(&["check", "rules", rules], "") {
+        assert!(is_good && said.contains("SUCCESS"), "promtool: {said}");
+    }
 }

@@ -252,3 +252,100 @@ fn watching_goes_on_until_nobody_reads() {
         }
     }
 }
+
+/// The kernel's type information.
+const TYPES: &str = "/sys/kernel/btf/vmlinux";
+
+/// A configuration that requires probes, with whatever else.
+fn requiring(directory: &TempDir, name: &str) {
+    let config = "[observe]\nprobes = 'require'\n";
+    std::fs::write(directory.path().join(format!("{name}.toml")), config).expect("a file");
+}
+
+/// A file with the type information of this kernel, as if it had no such tracepoint.
+fn types_without(directory: &TempDir, tracepoint: &str) -> String {
+    let mut types = std::fs::read(TYPES).expect("type information");
+    let name = format!("\0btf_trace_{tracepoint}\0").into_bytes();
+    let places: Vec<usize> =
+        types.windows(name.len()).enumerate().filter(|(_, at)| *at == name).map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "this kernel has no {tracepoint}");
+    places.into_iter().for_each(|at| types[at + 1] = b'#');
+    let path = directory.path().join(format!("{tracepoint}.btf"));
+    std::fs::write(&path, types).expect("a file");
+    path.display().to_string()
+}
+
+#[test]
+fn probes_that_are_required_may_lack_the_hooks_of_ends_and_of_what_is_sent_again_but_no_other() {
+    let directory = TempDir::new().expect("a directory");
+    let what = "a daemon that requires probes";
+    let tried = std::process::Command::new(common::WEIR).arg("probes").output().expect("weir runs");
+    if tried.status.code() != Some(0) {
+        let expected = std::env::var_os("WEIR_PROBES_EXPECTED").is_some();
+        let text = String::from_utf8_lossy(&tried.stderr).into_owned();
+        assert!(!expected, "the probes do not run although they should: {text}");
+        return println!("not run here: {what} ({})", text.lines().next().unwrap_or_default());
+    }
+    for (tracepoint, is_wanted) in
+        [("inet_sock_set_state", false), ("tcp_retransmit_skb", false), ("tcp_rcv_space_adjust", true)]
+    {
+        let types = types_without(&directory, tracepoint);
+        // In a mount namespace of its own the daemon finds these instead of the kernel's.
+        let command = format!("mount --bind \"$0\" {TYPES} && exec \"$@\"");
+        let prefix = ["unshare", "--mount", "sh", "-c", &command, &types];
+        let mounted = common::prefixed(&prefix, "true").output();
+        if !mounted.as_ref().is_ok_and(|output| output.status.success()) {
+            return println!("not run here: {what} (other type information cannot be mounted: {mounted:?})");
+        }
+        requiring(&directory, tracepoint);
+        let address = free_address();
+        let options = DaemonOptions { prefix: &prefix, ..DaemonOptions::new(tracepoint, &address) };
+        if is_wanted {
+            let mut daemon = Daemon::spawn(directory.path(), &options);
+            assert_eq!(daemon.exit_code(), Some(1), "{}", daemon.printed());
+            let printed = daemon.printed();
+            for part in ["observe.probes = \"require\"", tracepoint, "lost: how long what arrived waited"] {
+                assert!(printed.contains(part), "no {part} in: {printed}");
+            }
+            continue;
+        }
+        let daemon = Daemon::start(directory.path(), &options);
+        let status = daemon.ask("status");
+        let lines = status["subsystems"].as_array().expect("lines");
+        let line = lines.iter().find(|line| line["name"] == "probes").expect("a line");
+        let reason = line["reason"].as_str().unwrap_or_default();
+        assert!(reason.starts_with("hook missing: ") && reason.contains(tracepoint), "{line}");
+    }
+}
+
+#[test]
+fn without_probes_how_long_bytes_lie_unread_is_known_from_looks_and_marked_so() {
+    let pair = Pair::start();
+    let gate = gate(&pair.b, "looks");
+    let producer = Endless::start(&pair.a, "looks", PartitionOptions::default());
+    assert_all_goes_to(&pair.a, "consumer");
+    for daemon in [&pair.a, &pair.b] {
+        let status = daemon.ask("status");
+        let links = status["links"].as_array().expect("links");
+        assert!(!links.is_empty(), "{status}");
+        for link in links {
+            let socket = &link["socket"];
+            assert_eq!(socket["approximate"], true, "{socket}");
+            for known in ["residence_max_seconds", "receive_queue_bytes", "idle_seconds_total"] {
+                assert!(socket[known].is_number(), "{known}: {socket}");
+            }
+            assert!(socket["residence_nanoseconds_total"].is_array(), "{socket}");
+            for unknown in [
+                "arrivals_read_total",
+                "residence_seconds_total",
+                "unwritable_seconds_total",
+                "zero_windows_total",
+                "stalls_total",
+            ] {
+                assert!(socket[unknown].is_null(), "{unknown}: {socket}");
+            }
+        }
+    }
+    drop(gate);
+    drop(producer);
+}

@@ -38,6 +38,7 @@ use crate::link::{Link, ReceiveKey};
 use crate::recv::gate::Gate;
 use crate::send::partition::Partition;
 use crate::send::subpartition::Subpartition;
+use crate::stall::PastStalls;
 use crate::stall::account::Path;
 
 mod check;
@@ -157,6 +158,8 @@ pub struct Shard {
     partitions: Partitions,
     gates: Gates,
     links: Links,
+    send_stalls: PastStalls,
+    emit_stalls: PastStalls,
     /// Partitions that consumers can find.
     findable: BTreeMap<(Name, ProducerIndex), PartitionId>,
     notices: VecDeque<Notice>,
@@ -176,6 +179,8 @@ impl Shard {
             partitions: Partitions { table: Table::new(), listed: Vec::new() },
             gates: Gates { table: Table::new(), listed: Vec::new() },
             links: Links { table: Table::new(), listed: Vec::new() },
+            send_stalls: PastStalls::NONE,
+            emit_stalls: PastStalls::NONE,
             findable: BTreeMap::new(),
             notices: VecDeque::new(),
             delayed: VecDeque::new(),

@@ -194,6 +194,60 @@ impl StallLengths {
     }
 }
 
+/// Lengths of waits by the cause that held longest in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LengthsByCause([StallLengths; CAUSES]);
+
+impl LengthsByCause {
+    /// No wait.
+    pub const NONE: Self = Self([StallLengths { buckets: [0; STALL_BUCKETS] }; CAUSES]);
+
+    /// The lengths of those with this cause.
+    #[must_use]
+    pub fn of(&self, cause: Cause) -> StallLengths {
+        self.0.get(cause.index()).copied().unwrap_or_default()
+    }
+
+    /// `waits` more of this cause and length have ended.
+    pub fn record(&mut self, cause: Cause, ns: u64, waits: u64) {
+        if let Some(lengths) = self.0.get_mut(cause.index()) {
+            lengths.record(ns, waits);
+        }
+    }
+
+    /// Adds another account to this one.
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(lengths, more)| lengths.add(more));
+    }
+}
+
+impl Default for LengthsByCause {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// What a shard knows of all waits of one kind since it began, also of those whose channel has gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PastStalls {
+    /// Every wait that has ended.
+    pub lengths: LengthsByCause,
+    /// Waits of partitions that have gone. Those that are there tell of theirs themselves.
+    pub gone: StallTotals,
+}
+
+impl PastStalls {
+    /// No wait.
+    pub const NONE: Self =
+        Self { lengths: LengthsByCause::NONE, gone: StallTotals { ns: [0; CAUSES], count: [0; CAUSES] } };
+
+    /// Adds what another shard knows.
+    pub fn add(&mut self, other: &Self) {
+        self.lengths.add(&other.lengths);
+        self.gone.add(&other.gone);
+    }
+}
+
 /// One wait that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
@@ -221,8 +275,10 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// So many waits like this one have ended, the last of them then. Their time is in the totals already.
-    pub(crate) fn record(&mut self, stall: Stall, waits: u64) {
+    /// So many waits like this one have ended, the last of them then. Their time is in the totals already. `all` has those
+    /// of every channel.
+    pub(crate) fn record(&mut self, stall: Stall, waits: u64, all: &mut LengthsByCause) {
+        all.record(stall.cause, stall.ns, waits);
         self.totals.add_count(stall.cause, waits);
         self.lengths.record(stall.ns, waits);
         self.last = Some(stall);

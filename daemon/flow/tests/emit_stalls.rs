@@ -80,6 +80,19 @@ fn a_wait_at_the_quota_is_what_its_channel_waits_for() {
     assert_eq!((found.totals.count_of(Cause::Network), found.totals.total_count(), found.open), (1, 1, None));
     assert_eq!((found.last.unwrap().ns, found.longest.unwrap().cause), (4_800, Cause::Network));
     assert_eq!((times(&of_channel(&lone, 1)), times(&common(&lone))), (vec![], vec![]));
+
+    // The shard has it under that cause, also when the partition has gone.
+    let past = |lone: &Lone| *lone.shard.past_emit_stalls();
+    let lengths = |lone: &Lone| past(lone).lengths.of(Cause::Network);
+    assert_eq!((lengths(&lone).buckets[3], lengths(&lone).total_count()), (1, 1), "4,096 to 8,191 ns");
+    assert_eq!(past(&lone).gone.total_ns(), 0);
+    lone.shard.handle_partition_closed(partition, None, lone.now);
+    lone.frames();
+    lone.check();
+    assert!(lone.shard.channels(lone.now).next().is_none());
+    let gone = past(&lone).gone;
+    assert_eq!((gone.ns_of(Cause::Consumer), gone.ns_of(Cause::Network)), (800, 4_000));
+    assert_eq!((gone.count_of(Cause::Network), lengths(&lone).total_count()), (1, 1));
 }
 
 /// Time at the quota in which the channel waited for nothing is the shard's: it had not told the client.

@@ -13,8 +13,9 @@ use weir_flow::wants::GateWants;
 use weir_flow::wire::{
     CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, ChannelSummary,
     EVENT_BYTES_MAX, Flags, FrameType, GateEntry, GateState, HEADER_BYTES, Header, Hello, Limit, LinkKind,
-    Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState, ProcessTimes, Resume, Role,
-    Stats, TASK_TIMES_MAX, TaskShares, TaskTimes, encode,
+    Message, OpenChannel, PROBES_TEXT_BYTES_MAX, PROTOCOL_VERSION, PartitionEntry, PartitionState,
+    ProcessTimes, Resume, Role, SOCKET_STATE_NAMES, SocketSummary, Stats, TASK_TIMES_MAX, TaskShares,
+    TaskTimes, encode,
 };
 
 const PAGE: &str = include_str!("../../../docs/protocol.md");
@@ -196,6 +197,7 @@ fn the_limits_are_those_of_the_page() {
         ("CATALOG_ENTRIES_MAX", CATALOG_ENTRIES_MAX as u64),
         ("TASK_TIMES_MAX", TASK_TIMES_MAX as u64),
         ("CHANNEL_SUMMARIES_MAX", CHANNEL_SUMMARIES_MAX as u64),
+        ("PROBES_TEXT_BYTES_MAX", PROBES_TEXT_BYTES_MAX as u64),
         ("LINK_CHANNELS_MAX", u64::from(weir_flow::link::LINK_CHANNELS_MAX)),
         ("PEER_PARTITIONS_MAX", weir_flow::catalog::PEER_PARTITIONS_MAX as u64),
         ("PEER_GATES_MAX", weir_flow::catalog::PEER_GATES_MAX as u64),
@@ -453,17 +455,26 @@ fn what_tasks_and_channels_did_is_told_as_the_page_says() {
         floating_usage: Some(0x0304),
         shard_ran: Some(0x0201),
         shard_waited: None,
+        socket: Some(SocketSummary {
+            is_approximate: true,
+            states: [Some(1), None, Some(3), Some(4), Some(5), Some(1000)],
+            retransmitted: Some(0x5453_5251),
+            send_queue_bytes: None,
+            receive_queue_bytes: Some(0x6463_6261),
+            residence_us: Some(0x7473_7271),
+        }),
     };
     let stats = Stats {
         read_at_ns: 0x4847_4645_4443_4241,
         is_last: true,
         tasks_left_out: 0x0605_0403,
         channels_left_out: 0x1615_1413,
+        probes: "OFF".to_owned(),
         tasks: vec![times.clone()],
         channels: vec![summary.clone()],
     };
     let body = body_of(&Message::Stats { stats: stats.clone() });
-    let (head, items) = body.split_at(21);
+    let (head, items) = body.split_at(22 + 3);
     let (tasks, channels) = items.split_at(81 + 3);
     let fields = [
         field("read at ns", stats.read_at_ns.to_le_bytes()),
@@ -472,6 +483,8 @@ fn what_tasks_and_channels_did_is_told_as_the_page_says() {
         field("channels left out", stats.channels_left_out.to_le_bytes()),
         field("tasks", [1, 0]),
         field("channels", [1, 0]),
+        field("probes bytes", [3]),
+        field("probes", "OFF"),
     ];
     compare("Stats", head, &fields);
     let numbers =
@@ -510,6 +523,12 @@ fn what_tasks_and_channels_did_is_told_as_the_page_says() {
         field("floating usage", 0x0304_u16.to_le_bytes()),
         field("shard ran", 0x0201_u16.to_le_bytes()),
         field("shard waited", u16::MAX.to_le_bytes()),
+        field("socket", [2]),
+        field("socket states", numbers(&[1, u16::MAX, 3, 4, 5, 1000])),
+        field("retransmitted", 0x5453_5251_u32.to_le_bytes()),
+        field("send queue", u32::MAX.to_le_bytes()),
+        field("receive queue", 0x6463_6261_u32.to_le_bytes()),
+        field("residence", 0x7473_7271_u32.to_le_bytes()),
         field("name bytes", [5]),
         field("exchange", "words"),
     ];
@@ -521,6 +540,8 @@ fn what_tasks_and_channels_did_is_told_as_the_page_says() {
 fn stalls_are_listed_in_the_order_of_the_page() {
     let causes = Cause::ALL.map(Cause::as_str).join(", ");
     assert!(PAGE.contains(&format!("2 bytes for each cause: {causes}.")), "{causes}");
+    let states = SOCKET_STATE_NAMES.join(", ");
+    assert!(PAGE.contains(&format!("2 bytes each: {states}.")), "{states}");
 }
 
 #[test]

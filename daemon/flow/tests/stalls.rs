@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use weir_flow::ids::{ChannelIndex, Incarnation, PartitionId, Sequence, Time};
 use weir_flow::limits::Limits;
 use weir_flow::shard::Delivery;
-use weir_flow::stall::{CAUSES, Cause, Stalls};
+use weir_flow::stall::{CAUSES, Cause, LengthsByCause, Stalls};
 use weir_flow::stats::{ChannelStats, Side};
 use weir_flow::wire::{Limit, Message, Resume};
 
@@ -419,6 +419,35 @@ fn each_stall_is_counted_once_under_the_cause_that_held_longest() {
     let lengths: Vec<usize> =
         (0..).zip(found.lengths.buckets).filter(|(_, n)| *n > 0).map(|(i, _)| i).collect();
     assert_eq!(lengths, [0, 3], "200 ns, and 4,096 to 8,191 ns");
+    // The shard has each under its cause, and the totals are those of channels that are there.
+    let past = lone.shard.past_send_stalls();
+    let of = |cause| (past.lengths.of(cause).buckets[0], past.lengths.of(cause).buckets[3]);
+    assert_eq!((of(Cause::Consumer), of(Cause::Shard)), ((1, 0), (0, 1)));
+    assert_eq!(past.gone.total_ns() + past.gone.total_count(), 0);
+}
+
+/// What a node tells of all its waits never becomes less, or a reader takes it for a daemon that has begun anew.
+#[test]
+fn what_a_partition_waited_is_kept_when_it_has_gone() {
+    let (mut lone, partition) = producer(0);
+    for round in 1..4 {
+        let partition = if round == 1 {
+            partition
+        } else {
+            lone.shard.handle_partition(partition_spec(shape(1, 1), 0, 64), lone.now)
+        };
+        lone.submit(partition, data(0, 0, 0, KIB, true));
+        lone.frames();
+        pass(&mut lone, 1_100);
+        lone.shard.handle_partition_closed(partition, None, lone.now);
+        lone.check();
+        assert!(lone.shard.channels(lone.now).next().is_none());
+        let past = lone.shard.past_send_stalls();
+        assert_eq!(past.gone.ns_of(Cause::Consumer), round * 1_100);
+        assert_eq!((past.gone.count_of(Cause::Consumer), past.gone.total_count()), (round, round));
+        assert_eq!(past.lengths.of(Cause::Consumer).buckets[1], round);
+    }
+    assert_eq!(lone.shard.past_emit_stalls().lengths, LengthsByCause::NONE);
 }
 
 /// A stall that ends because its channel does is closed as any other.

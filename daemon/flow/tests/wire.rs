@@ -11,9 +11,10 @@ use weir_flow::wants::GateWants;
 use weir_flow::wire::{
     CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, CONTROL_BYTES_MAX, Cancel, CatalogEntry, ChannelSummary,
     EVENT_BYTES_MAX, Flags, FrameReader, FrameType, GateEntry, GateState, HANDSHAKE_DOMAIN, HEADER_BYTES,
-    Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState,
-    ProcessTimes, Resume, Role, SECOND_MS, Scope, Stats, TASK_TIMES_MAX, TaskShares, TaskTimes, WireError,
-    decode, encode, handshake_transcript,
+    Header, Hello, Limit, LinkKind, Message, OpenChannel, PROBES_TEXT_BYTES_MAX, PROTOCOL_VERSION,
+    PartitionEntry, PartitionState, ProcessTimes, Resume, Role, SECOND_MS, SOCKET_STATES, Scope,
+    SocketSummary, Stats, TASK_TIMES_MAX, TaskShares, TaskTimes, WireError, decode, encode,
+    handshake_transcript,
 };
 
 fn name() -> impl Strategy<Value = Name> {
@@ -140,8 +141,9 @@ fn summary() -> impl Strategy<Value = ChannelSummary> {
     let usages = || [(); 3].map(|()| proptest::option::of(0..u16::MAX));
     let place = (name(), any::<[u32; 4]>(), any::<bool>());
     let shard = [(); 2].map(|()| proptest::option::of(0..=SECOND_MS));
-    (place, stalls(), stalls(), any::<[u64; 3]>(), (usages(), shard)).prop_map(
-        |((exchange, numbers, is_send), send_stalled, emit_stalled, rates, (usages, shard))| {
+    let socket = proptest::option::of(socket());
+    (place, stalls(), stalls(), any::<[u64; 3]>(), (usages(), shard, socket)).prop_map(
+        |((exchange, numbers, is_send), send_stalled, emit_stalled, rates, (usages, shard, socket))| {
             let ([bytes, records, queued_bytes], [shard_ran, shard_waited]) = (rates, shard);
             let [producer, consumer, backlog, credit] = numbers;
             let [pool_usage, exclusive_usage, floating_usage] = usages;
@@ -162,19 +164,37 @@ fn summary() -> impl Strategy<Value = ChannelSummary> {
                 floating_usage,
                 shard_ran,
                 shard_waited,
+                socket,
             }
         },
     )
 }
 
+fn socket() -> impl Strategy<Value = SocketSummary> {
+    let states = [(); SOCKET_STATES].map(|()| proptest::option::of(0..=SECOND_MS));
+    let numbers = [(); 4].map(|()| proptest::option::of(0..u32::MAX));
+    (any::<bool>(), states, numbers).prop_map(|(is_approximate, states, numbers)| {
+        let [retransmitted, send_queue_bytes, receive_queue_bytes, residence_us] = numbers;
+        SocketSummary {
+            is_approximate,
+            states,
+            retransmitted,
+            send_queue_bytes,
+            receive_queue_bytes,
+            residence_us,
+        }
+    })
+}
+
 fn stats() -> impl Strategy<Value = Stats> {
     let lists = (proptest::collection::vec(times(), 0..6), proptest::collection::vec(summary(), 0..6));
-    (any::<u64>(), any::<bool>(), any::<[u32; 2]>(), lists).prop_map(
-        |(read_at_ns, is_last, [tasks_left_out, channels_left_out], (tasks, channels))| Stats {
+    (any::<u64>(), any::<bool>(), any::<[u32; 2]>(), "[^\\p{C}]{0,24}", lists).prop_map(
+        |(read_at_ns, is_last, [tasks_left_out, channels_left_out], probes, (tasks, channels))| Stats {
             read_at_ns,
             is_last,
             tasks_left_out,
             channels_left_out,
+            probes,
             tasks,
             channels,
         },
@@ -504,7 +524,8 @@ fn another_protocol_version_is_named_whatever_its_hello_looks_like() {
         body[..2].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
     });
     let refused = parse(&strange).unwrap_err();
-    assert_eq!(refused.to_string(), "protocol version is 3; needed: 2");
+    let (found, needed) = (PROTOCOL_VERSION + 1, PROTOCOL_VERSION);
+    assert_eq!(refused.to_string(), format!("protocol version is {found}; needed: {needed}"));
 }
 
 #[test]
@@ -586,7 +607,11 @@ fn the_longest_catalog_and_stats_fit_into_a_frame_and_more_is_refused() {
         let (tasks, channels) = (vec![times.clone(); tasks], vec![summary.clone(); channels]);
         Message::Stats { stats: Stats { tasks, channels, ..Stats::default() } }
     };
-    let most = stats(TASK_TIMES_MAX, CHANNEL_SUMMARIES_MAX);
+    let Message::Stats { stats: mut most } = stats(TASK_TIMES_MAX, CHANNEL_SUMMARIES_MAX) else {
+        panic!("what it is made as");
+    };
+    most.probes = "x".repeat(PROBES_TEXT_BYTES_MAX);
+    let most = Message::Stats { stats: most };
     assert_eq!(parse(&frame(&most)), Ok(most));
     let refused = parse(&frame(&stats(TASK_TIMES_MAX + 1, 0))).unwrap_err();
     assert_eq!(refused.to_string(), "tasks is 129; needed: at most 128");
@@ -624,7 +649,30 @@ fn example_summary() -> ChannelSummary {
         floating_usage: None,
         shard_ran: Some(1000),
         shard_waited: None,
+        socket: Some(SocketSummary { states: [Some(7); SOCKET_STATES], ..SocketSummary::default() }),
     }
+}
+
+/// It ends on somebody's terminal, and in a frame of bounded size.
+#[test]
+fn what_a_node_says_of_its_probes_is_one_line_of_bounded_length() {
+    let with =
+        |probes: &str| Message::Stats { stats: Stats { probes: probes.to_owned(), ..Stats::default() } };
+    let told = |probes: &str| match parse(&frame(&with(probes))) {
+        Ok(Message::Stats { stats }) => stats.probes,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told("OFF: switched off"), "OFF: switched off");
+    assert_eq!(told("a\n\u{1b}[2J"), "a??[2J");
+    // 32 characters of 3 bytes are as long as it may be; of one more nothing is left, nor of half a one.
+    let longest = "\u{20ac}".repeat(32);
+    assert_eq!(told(&format!("{longest}\u{20ac}")), longest);
+    assert_eq!(told(&format!("x{longest}")).len(), 94);
+    let changed = with_body(&with("x"), |body| body[22] = 0x1B);
+    let refused = parse(&changed).unwrap_err().to_string();
+    assert_eq!(refused, "text of the probes is 27; needed: no control characters");
+    let changed = with_body(&with("x"), |body| body[22] = 0xFF);
+    assert_eq!(parse(&changed).unwrap_err(), WireError::Text { field: "text of the probes" });
 }
 
 /// Times and stalls that no second can hold, and each choice that there is not.
@@ -633,8 +681,8 @@ fn what_no_second_can_hold_is_refused() {
     let message = Message::Stats {
         stats: Stats { tasks: vec![example_times()], channels: vec![example_summary()], ..Stats::default() },
     };
-    let (head, task) = (21, 81 + 3);
-    let cases: [(usize, &[u8], &str); 14] = [
+    let (head, task) = (22, 81 + 3);
+    let cases: [(usize, &[u8], &str); 18] = [
         (8, &[2], "end of the reading is 2; needed: 0 or 1"),
         (head + 8, &[0, 16, 0, 0], "index is 4096; needed: below 4096, or 4294967295 (none)"),
         (head + 12, &[0xE9, 3], "idle time is 1001; needed: at most 1000"),
@@ -653,6 +701,22 @@ fn what_no_second_can_hold_is_refused() {
             &[0xFE, 0xFF],
             "shard waited is 65534; needed: at most 1000, or 65535 (not known)",
         ),
+        (
+            head + task + 79,
+            &[3],
+            "source of the socket is 3; needed: 1 (probes), 2 (samples), or 0 without any number",
+        ),
+        (
+            head + task + 79,
+            &[0],
+            "source of the socket is 0; needed: 1 (probes), 2 (samples), or 0 without any number",
+        ),
+        (
+            head + task + 90,
+            &[0xE9, 3],
+            "state of the socket is 1001; needed: at most 1000, or 65535 (not known)",
+        ),
+        (21, &[97], "text of the probes is 97; needed: at most 96 bytes"),
     ];
     for (at, bytes, text) in cases {
         let changed = with_body(&message, |body| body[at..at + bytes.len()].copy_from_slice(bytes));
@@ -661,7 +725,9 @@ fn what_no_second_can_hold_is_refused() {
     // A count that promises more than there is.
     for at in [17, 19] {
         let refused = parse(&with_body(&message, |body| body[at] += 1)).unwrap_err();
-        assert!(matches!(refused, WireError::Truncated { .. } | WireError::Field { .. }), "{refused}");
+        let is_refused =
+            matches!(refused, WireError::Truncated { .. } | WireError::Field { .. } | WireError::Name { .. });
+        assert!(is_refused, "{refused}");
     }
 }
 

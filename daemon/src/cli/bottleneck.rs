@@ -100,6 +100,7 @@ impl Text {
         }
         self.labelled("cause", &what);
         found.evidence.iter().for_each(|line| self.labelled("seen", line));
+        found.lacks.iter().for_each(|line| self.labelled("lacks", line));
         let confidence = format!("{}: {}", found.confidence.as_str(), found.confidence_reason);
         self.labelled("confidence", &confidence);
         self.labelled("helps", &found.remedy);
@@ -137,10 +138,17 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
+    use weir_flow::stall::Cause as StallCause;
+    use weir_flow::wire::SocketSummary;
+
     use super::*;
     use crate::control::plan::MissingNode;
     use crate::control::snapshot::SCHEMA_VERSION;
-    use crate::observe::verdict::{Cause, Confidence, Verdict};
+    use crate::observe::times::Shares;
+    use crate::observe::verdict::{
+        ArrivalFacts, Cause, ChannelFacts, Confidence, ExchangeFacts, Facts, InstanceFacts, ProcessFacts,
+        TaskFacts, Verdict, decide,
+    };
 
     fn found(task: &str) -> Bottleneck {
         Bottleneck {
@@ -156,6 +164,7 @@ mod tests {
                 "third on b: busy 994, idle 6, backpressured 0 ms/s (mean of 10 s)".to_owned(),
                 "upstream, second waits for room 981 ms/s, HIGH".to_owned(),
             ],
+            lacks: Vec::new(),
             confidence: Confidence::High,
             confidence_reason: "its times and the processor time of its process say the same".to_owned(),
             remedy: "More instances of third (a higher parallelism), on free processors; or less work for each record."
@@ -205,6 +214,73 @@ mod tests {
              \x20 nodes       a, b\n"
         );
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+    }
+
+    /// A task with one instance on this node, which was watched for a second.
+    fn task(name: &str, node: &str, busy: u32, waits: u32) -> TaskFacts {
+        let shares = Shares { idle: 1000 - busy - waits, busy, soft: 0, hard: waits };
+        let instance = InstanceFacts {
+            node: node.to_owned(),
+            index: Some(0),
+            windows: [Some(shares), None, None],
+            process: ProcessFacts { ran: Some(948), waited: Some(52), busy },
+        };
+        TaskFacts { name: name.to_owned(), parallelism: 1, instances: vec![instance] }
+    }
+
+    /// The chain of the demo: A and B on a, C and D on b, with this done by B and C.
+    fn chain(second: (u32, u32), third: u32) -> Facts {
+        let exchange = |name: &str, writer: usize| ExchangeFacts {
+            name: name.to_owned(),
+            strategy: Some("FORWARD".to_owned()),
+            writers: vec![writer],
+            readers: vec![writer + 1],
+            ..ExchangeFacts::default()
+        };
+        Facts {
+            tasks: vec![
+                task("A", "a", 4, 990),
+                task("B", "a", second.0, second.1),
+                task("C", "b", third, 0),
+                task("D", "b", 9, 0),
+            ],
+            exchanges: vec![exchange("ab", 0), exchange("bc", 1), exchange("cd", 2)],
+            ..Facts::default()
+        }
+    }
+
+    fn printed(facts: &Facts) -> String {
+        let empty = report(VerdictKind::NoBottleneck, Vec::new());
+        text(&BottleneckReport { verdict: decide(facts), ..empty })
+    }
+
+    /// The numbers are those of two runs of the demo; the words are what is printed with them now.
+    #[test]
+    fn the_samples_of_the_page_are_what_is_printed() {
+        const PAGE: &str = include_str!("../../../docs/operations.md");
+        let computes = printed(&chain((5, 995), 1000));
+        assert!(PAGE.contains(&computes), "{computes}");
+
+        let mut facts = chain((2, 998), 2);
+        let probes = "DEGRADED: no CAP_BPF: the daemon may not use bpf()".to_owned();
+        facts.probes = ["a", "b"].into_iter().map(|node| (node.to_owned(), probes.clone())).collect();
+        let mut channel = ChannelFacts { node: "a".to_owned(), bytes: 2_000_000, ..ChannelFacts::default() };
+        channel.send_stalled[StallCause::Socket.index()] = 1000;
+        channel.emit_stalled[StallCause::Socket.index()] = 998;
+        channel.socket = Some(SocketSummary {
+            is_approximate: true,
+            states: [5, 0, 0, 0, 995, 0].map(Some),
+            retransmitted: Some(0),
+            send_queue_bytes: Some(80_000),
+            ..SocketSummary::default()
+        });
+        let arriving =
+            SocketSummary { is_approximate: true, receive_queue_bytes: Some(0), ..SocketSummary::default() };
+        let arrival =
+            ArrivalFacts { node: "b".to_owned(), socket: Some(arriving), ..ArrivalFacts::default() };
+        (facts.exchanges[1].channels, facts.exchanges[1].arrivals) = (vec![channel], vec![arrival]);
+        let network = printed(&facts);
+        assert!(PAGE.contains(&network), "{network}");
     }
 
     #[test]

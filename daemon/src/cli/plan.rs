@@ -212,6 +212,10 @@ mod tests {
              tasks of nodes: a, b\n"
         );
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(
+            include_str!("../../../docs/operations.md").contains(&text),
+            "the sample of the page: {text}"
+        );
     }
 
     #[test]

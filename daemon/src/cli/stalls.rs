@@ -397,8 +397,17 @@ mod tests {
             channels: vec![channel(0, 2.0, false), channel(1, 8.0, false)],
             partitions: vec![partition],
             links: Vec::new(),
+            past: None,
             shards_missing: Vec::new(),
         }
+    }
+
+    #[test]
+    fn the_sample_of_the_page_is_what_is_printed() {
+        let mut report = report();
+        (report.partitions, report.channels) = (Vec::new(), report.channels.split_off(1));
+        let text = table(&report, By::Channel, &BLOCKS, 1000.0);
+        assert!(include_str!("../../../docs/operations.md").contains(text.trim_end()), "{text}");
     }
 
     #[test]

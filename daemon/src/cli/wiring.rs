@@ -64,12 +64,13 @@ pub(super) fn observer(config: &Config) -> Result<Observer, Problem> {
     }
     let observer = Observer::start(probes::slots_for(config.shard_count(), LINKS_PER_SHARD_MAX));
     let line = observer.line();
+    let is_refused = mode == config::ProbesMode::Require && !observer.has_wanted_hooks();
     match (line.state, line.reason, line.fix) {
         (Health::Ok, ..) => tracing::info!("kernel probes: {}", line.detail),
-        (_, reason, fix) if mode == config::ProbesMode::Require => {
+        (_, reason, fix) if is_refused => {
             return Err(Problem::new(Exit::Failed, "observe.probes = \"require\", but not all probes run")
                 .found(reason.unwrap_or_default())
-                .needed("probes at every hook that is wanted")
+                .needed("probes at the hooks of segments, sends and reads")
                 .fix(fix.unwrap_or_default()));
         }
         (Health::Off, reason, _) => tracing::info!("kernel probes: {}", reason.unwrap_or_default()),

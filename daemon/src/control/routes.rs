@@ -69,12 +69,8 @@ pub(super) async fn metrics<S: SnapshotSource>(
     let format = Format::accepted(accept.unwrap_or_default());
     let exporter = Arc::clone(exporter);
     let text = async {
-        let facts = Facts {
-            status: source.status().await?,
-            channels: source.channels().await?,
-            stalls: source.stalls().await?,
-            tasks: source.tasks().await?,
-        };
+        let (status, channels, stalls) = source.own().await?;
+        let facts = Facts { status, channels, stalls, tasks: source.tasks().await? };
         // The text of many channels takes a while, which links and clients must not wait for.
         let written = tokio::task::spawn_blocking(move || exporter.expose(&facts, format)).await;
         written.map_err(|error| Problem::new(Exit::Failed, "no metrics").found(error.to_string()))

@@ -45,6 +45,13 @@ pub trait SnapshotSource: Clone + Send + Sync + 'static {
     /// Who waits at this node, for how long, and why.
     fn stalls(&self) -> impl Future<Output = Result<StallsReport, Problem>> + Send;
 
+    /// The three above, of one moment.
+    fn own(
+        &self,
+    ) -> impl Future<Output = Result<(StatusReport, ChannelsReport, StallsReport), Problem>> + Send {
+        async { Ok((self.status().await?, self.channels().await?, self.stalls().await?)) }
+    }
+
     /// The job graph of what is attached to this node and those that it is linked with.
     fn plan(&self) -> impl Future<Output = Result<PlanReport, Problem>> + Send;
 

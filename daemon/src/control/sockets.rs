@@ -43,18 +43,23 @@ pub struct SocketRow {
     pub receive_queue_max_bytes: Option<u64>,
     /// Time with each number of them.
     pub receive_queue_seconds: Option<Vec<f64>>,
-    /// Arrivals that were read.
+    /// How long the first of them has waited; 0 if there are none. From looks now and then it is at least so long.
+    pub receive_queue_age_seconds: Option<f64>,
+    /// Arrivals that were read. Not known from looks now and then.
     pub arrivals_read_total: Option<u64>,
     /// Arrivals that are not among them, for too many were waiting.
     pub arrivals_unmarked_total: Option<u64>,
-    /// Time from arrival to read, of all of them together.
+    /// Time from arrival to read, of all of them together. Not known from looks now and then.
     pub residence_seconds_total: Option<f64>,
-    /// The longest.
+    /// The longest; from looks now and then it is at least so long.
     pub residence_max_seconds: Option<f64>,
-    /// How many arrivals waited how many nanoseconds.
+    /// How many arrivals waited how many nanoseconds; from looks now and then: of those that were found unread, until the
+    /// last look that did.
     pub residence_nanoseconds_total: Option<Vec<u64>>,
     /// Segments sent again.
     pub retransmitted_segments_total: Option<u64>,
+    /// How long ago one last was; `null` too if none ever was.
+    pub retransmitted_last_age_seconds: Option<f64>,
     /// How often the peer had no room at all for what waited.
     pub zero_windows_total: Option<u64>,
     /// Time of that.

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use weir_flow::ids::{LinkId, Time};
-use weir_flow::stall::{Cause, STALL_BUCKETS, Stall, StallLengths, Stalls};
+use weir_flow::stall::{Cause, PastStalls, STALL_BUCKETS, Stall, StallLengths, Stalls};
 use weir_flow::stats::{ChannelStats, PartitionStats, Side};
 
 use super::snapshot::{LinkRow, SCHEMA_VERSION};
@@ -33,9 +33,58 @@ pub struct StallsReport {
     pub partitions: Vec<PartitionStalls>,
     /// One row per data link, sorted by peer and shards: the send stalls of the channels that it carries now.
     pub links: Vec<LinkStalls>,
+    /// All waits of this node since its daemon began, those of channels that have gone included; `null` while a shard does
+    /// not answer, for they would be less than they were.
+    #[serde(default)]
+    pub past: Option<PastWaits>,
     /// Shards that did not answer in time: what they have is missing above.
     #[serde(default)]
     pub shards_missing: Vec<u16>,
+}
+
+/// All waits of a node since its daemon began, by cause, each cause that there can be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PastWaits {
+    /// Send stalls.
+    pub send: BTreeMap<String, PastWait>,
+    /// Emit stalls.
+    pub emit: BTreeMap<String, PastWait>,
+}
+
+/// All waits of one cause.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PastWait {
+    /// How long this cause held, those that go on included.
+    pub seconds_total: f64,
+    /// Those that have ended and in which this cause held longest, by length: see
+    /// [`StallsReport::length_bucket_ends_seconds`].
+    pub length_buckets: Vec<u64>,
+}
+
+impl PastWaits {
+    fn of(shards: &[ShardSnapshot]) -> Self {
+        let (mut send, mut emit) = (PastStalls::NONE, PastStalls::NONE);
+        for shard in shards {
+            send.add(&shard.past_send_stalls);
+            emit.add(&shard.past_emit_stalls);
+            for channel in shard.channels.iter().filter(|channel| channel.side == Side::Send) {
+                send.gone.add(&channel.stalls.totals);
+                emit.gone.add(&channel.emit.totals);
+            }
+            shard.partitions.iter().for_each(|partition| emit.gone.add(&partition.emit.totals));
+        }
+        let by_cause = |past: &PastStalls| -> BTreeMap<String, PastWait> {
+            let of = |cause: Cause| PastWait {
+                seconds_total: seconds(past.gone.ns_of(cause)),
+                length_buckets: past.lengths.of(cause).buckets.to_vec(),
+            };
+            Cause::ALL.into_iter().map(|cause| (cause.as_str().to_owned(), of(cause))).collect()
+        };
+        let (mut send, emit) = (by_cause(&send), by_cause(&emit));
+        // Nothing that is queued waits for a segment of the pool.
+        send.remove(Cause::Pool.as_str());
+        Self { send, emit }
+    }
 }
 
 /// Waits of both kinds.
@@ -271,6 +320,7 @@ impl StallsSource<'_> {
             channels,
             partitions,
             links: self.links.into_iter().map(|link| link_stalls(link, self.shards)).collect(),
+            past: self.shards_missing.is_empty().then(|| PastWaits::of(self.shards)),
             shards_missing: self.shards_missing,
         }
     }
@@ -347,6 +397,85 @@ mod tests {
         assert_eq!(report.open, Some(WaitOpen { seconds: 0.5, cause: "network".to_owned() }));
         assert_eq!(report.length_buckets.iter().sum::<u64>(), 2);
         assert_eq!(report.most(), Some("consumer"));
+    }
+
+    /// A shard of which nothing is known but what it waited, with one of each kind of account.
+    fn shard(number: u16) -> ShardSnapshot {
+        let mut past = PastStalls::NONE;
+        past.gone.add_ns(Cause::Socket, 250_000_000);
+        past.gone.add_count(Cause::Socket, 1);
+        past.lengths.record(Cause::Socket, 250_000_000, 1);
+        past.lengths.record(Cause::Consumer, 1_000_000_000, 2);
+        let channel = |side| ChannelStats {
+            side,
+            exchange: "words".parse().unwrap(),
+            producer: weir_flow::ids::ProducerIndex(0),
+            producers: 1,
+            consumer: weir_flow::ids::ConsumerIndex(0),
+            consumers: 1,
+            strategy: weir_flow::exchange::Strategy::Forward,
+            peer: None,
+            link: None,
+            state: "open",
+            credit: 0,
+            backlog: 0,
+            queued_bytes: 0,
+            unacked_bytes: 0,
+            acked_bytes: 0,
+            consumed_bytes: 0,
+            receiver_ready: 0,
+            receiver_held: 0,
+            bytes_total: 0,
+            buffers_total: 0,
+            records_total: 0,
+            send_stalled_ns: 0,
+            stalls: stalls(),
+            is_stall_approximate: false,
+            emit: stalls(),
+            limit_frames_total: 0,
+            backlog_frames_total: 0,
+        };
+        ShardSnapshot {
+            shard: number,
+            at: Time(10_000_000_000),
+            channels: vec![channel(Side::Send), channel(Side::Receive)],
+            partitions: Vec::new(),
+            gates: Vec::new(),
+            past_send_stalls: past,
+            past_emit_stalls: past,
+            links: Vec::new(),
+            sockets: BTreeMap::new(),
+            counts: crate::shard::mailbox::ShardCounts::default(),
+            bytes_total: 0,
+            turns: crate::shard::stall::TurnStats::default(),
+            ring_level: String::new(),
+        }
+    }
+
+    #[test]
+    fn all_waits_of_a_node_are_those_of_its_channels_and_of_those_that_have_gone() {
+        let shards = [shard(0), shard(1)];
+        let report = |shards_missing| {
+            StallsSource { node: "a", shards: &shards, links: Vec::new(), shards_missing }.report()
+        };
+        let told = report(Vec::new());
+        let past = told.past.unwrap();
+        for waits in [&past.send, &past.emit] {
+            let seconds = |cause: &str| waits[cause].seconds_total;
+            assert_eq!([seconds("consumer"), seconds("network"), seconds("socket")], [3.0, 1.0, 0.5]);
+            assert_eq!(waits["consumer"].length_buckets.iter().sum::<u64>(), 4);
+            assert_eq!(waits["socket"].length_buckets.iter().sum::<u64>(), 2);
+            // What the channels tell themselves is in it, and what has gone beside.
+            let of_channels = |cause: &str| -> f64 {
+                let rows = told.channels.iter().filter_map(|row| row.waits.send.by_cause.get(cause));
+                rows.map(|total| total.seconds_total).sum()
+            };
+            assert_eq!(seconds("consumer"), of_channels("consumer"));
+            assert_eq!(seconds("socket"), of_channels("socket") + 0.5);
+        }
+        assert!(!past.send.contains_key("pool") && past.emit.contains_key("pool"));
+        assert_eq!(past.send.len(), weir_flow::stall::CAUSES - 1, "also those that never were");
+        assert_eq!(report(vec![1]).past, None, "they would be less than they were");
     }
 
     #[test]

@@ -127,6 +127,27 @@ pub struct TaskChannel {
     pub emit_stalled_ms_per_second: std::collections::BTreeMap<String, u32>,
     /// How much of the producer's pool is in use: 1 is all of it, more with overdraft; `null` if not known.
     pub pool_usage_ratio: Option<f64>,
+    /// What the socket of its link did; `null` if nothing is known of one.
+    #[serde(default)]
+    pub socket: Option<ChannelSocket>,
+}
+
+/// What the socket of a link did in the last second. What is not known is `null` or left out, never 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChannelSocket {
+    /// Whether it was looked at now and then, and not told by kernel probes.
+    pub approximate: bool,
+    /// Milliseconds per second that its sending side was in each state: `idle`, `flight`, `held`, `congestion_window`,
+    /// `receive_window`, `send_buffer`.
+    pub states_ms_per_second: std::collections::BTreeMap<String, u32>,
+    /// TCP segments sent again.
+    pub retransmitted_segments_per_second: Option<u32>,
+    /// Bytes written and not acknowledged.
+    pub send_queue_bytes: Option<u32>,
+    /// Bytes that arrived and were not read.
+    pub receive_queue_bytes: Option<u32>,
+    /// From the arrival of bytes to their being read, the mean.
+    pub residence_seconds: Option<f64>,
 }
 
 impl TasksReport {

@@ -59,6 +59,11 @@ impl SnapshotSource for NodeHandle {
         Ok(self.report().await?.stalls())
     }
 
+    async fn own(&self) -> Result<(StatusReport, ChannelsReport, StallsReport), Problem> {
+        let report = self.report().await?;
+        Ok((report.status(), report.channels(), report.stalls()))
+    }
+
     async fn plan(&self) -> Result<PlanReport, Problem> {
         let (reply, answer) = oneshot::channel();
         let gone = || Problem::new(Exit::Failed, "the daemon is stopping");

@@ -530,6 +530,8 @@ mod tests {
             partitions: Vec::new(),
             gates: Vec::new(),
             channels: Vec::new(),
+            past_send_stalls: Default::default(),
+            past_emit_stalls: Default::default(),
             links: Vec::new(),
             sockets: BTreeMap::new(),
             counts: crate::shard::mailbox::ShardCounts::default(),

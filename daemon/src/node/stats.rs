@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use weir_flow::exchange::Name;
-use weir_flow::wire::{Message, Stats};
+use weir_flow::wire::{Message, PROBES_TEXT_BYTES_MAX, Stats};
 
 use super::Node;
 use super::plan::PlanFacts;
 use super::tasks_times::now_ns;
+use crate::control::snapshot::Subsystem;
 use crate::observe::tasks::{ChannelWindows, Collector, Pools, Reading, ShardMoment};
+use crate::observe::tasks_sockets::SocketWindows;
 use crate::shard::mailbox::ShardSnapshot;
 
 /// A reading of a peer that is older than this is stale: the peer tells a new one every second.
@@ -23,6 +25,7 @@ pub(super) const STALE_AFTER: Duration = Duration::from_secs(3);
 pub(super) struct Seen {
     own: Arc<Reading>,
     windows: ChannelWindows,
+    sockets: SocketWindows,
     peers: BTreeMap<Name, PeerSeen>,
 }
 
@@ -90,6 +93,17 @@ impl Seen {
     }
 }
 
+/// How sockets are looked at: state and reason of the line `probes` of `weir status`, as peers have it.
+fn probes_text(line: &Subsystem) -> String {
+    let mut text = line.state.as_str().to_owned();
+    if let Some(reason) = &line.reason {
+        text.push_str(": ");
+        text.extend(reason.chars().map(|character| if character.is_control() { '?' } else { character }));
+    }
+    text.truncate(text.floor_char_boundary(PROBES_TEXT_BYTES_MAX));
+    text
+}
+
 impl Node {
     /// A sample of what the shards count: with the times of the tasks it is the reading of this second.
     pub(super) fn handle_load(&mut self, snapshots: &[ShardSnapshot]) {
@@ -97,17 +111,25 @@ impl Node {
         self.handle_read_times();
         let now_ns = now_ns();
         let threads = self.processes.observe_shards(now_ns);
+        let accounts = snapshots.iter().flat_map(|snapshot| {
+            let accounts = snapshot.sockets.iter();
+            accounts.map(|(link, account)| ((snapshot.shard, *link), snapshot.at.0, account))
+        });
+        let sockets = &self.seen.sockets.take(accounts);
         let channels = snapshots.iter().flat_map(|snapshot| {
             let thread = threads.get(&snapshot.shard).copied().unwrap_or_default();
-            let moment = ShardMoment { at_ns: snapshot.at.0, thread };
-            snapshot.channels.iter().map(move |channel| (moment, channel))
+            snapshot.channels.iter().map(move |channel| {
+                let socket = channel.link.and_then(|link| sockets.get(&(snapshot.shard, link)).copied());
+                (ShardMoment { at_ns: snapshot.at.0, thread, socket }, channel)
+            })
         });
         let pools = Pools::new(
             snapshots.iter().flat_map(|snapshot| &snapshot.partitions),
             snapshots.iter().flat_map(|snapshot| &snapshot.gates),
         );
         let channels = self.seen.windows.take(channels, &pools);
-        let reading = Reading::new(now_ns, self.own_times(now_ns), channels);
+        let probes = probes_text(&self.options.observer.line());
+        let reading = Reading { probes, ..Reading::new(now_ns, self.own_times(now_ns), channels) };
         for stats in reading.frames() {
             self.peers.send_if_idle(&Message::Stats { stats });
         }

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use weir_flow::stall::{CAUSES, Cause as StallCause};
 use weir_flow::stats::Side;
-use weir_flow::wire::{ChannelSummary, ProcessTimes, TaskTimes};
+use weir_flow::wire::{ChannelSummary, ProcessTimes, SOCKET_STATE_NAMES, SocketSummary, TaskTimes};
 
 use super::stats::TasksFacts;
 use crate::control::bottleneck::BottleneckReport;
 use crate::control::plan::{PlanNode, PlanReport};
 use crate::control::snapshot::SCHEMA_VERSION;
-use crate::control::tasks::{InstanceRow, TaskChannel, TaskRole, TaskRow, TasksReport, TimesRow};
+use crate::control::tasks::{
+    ChannelSocket, InstanceRow, TaskChannel, TaskRole, TaskRow, TasksReport, TimesRow,
+};
 use crate::observe::tasks::from_wire;
 use crate::observe::times::{Level, Shares};
 use crate::observe::verdict::{
@@ -29,6 +31,8 @@ struct Whole<'a> {
     channels: BTreeMap<String, Vec<(&'a str, &'a ChannelSummary)>>,
     /// Receiving ends by exchange.
     arrivals: BTreeMap<String, Vec<(&'a str, &'a ChannelSummary)>>,
+    /// What each node says of its kernel probes.
+    probes: BTreeMap<String, String>,
     stale: Vec<String>,
     instances_left_out: u64,
     channels_left_out: u64,
@@ -41,6 +45,7 @@ impl TasksFacts {
             instances: BTreeMap::new(),
             channels: BTreeMap::new(),
             arrivals: BTreeMap::new(),
+            probes: BTreeMap::new(),
             stale: Vec::new(),
             instances_left_out: 0,
             channels_left_out: 0,
@@ -52,6 +57,7 @@ impl TasksFacts {
                 continue;
             }
             let reading = told.reading.as_ref();
+            whole.probes.insert(node.to_owned(), reading.probes.clone());
             whole.instances_left_out += u64::from(reading.tasks_left_out);
             whole.channels_left_out += u64::from(reading.channels_left_out);
             for times in &reading.tasks {
@@ -141,7 +147,12 @@ impl Whole<'_> {
                 arrivals: arrivals.map(|(node, channel)| arrival_facts(node, channel)).collect(),
             }
         });
-        Facts { tasks: tasks.collect(), exchanges: exchanges.collect(), lacks: self.lacks() }
+        Facts {
+            tasks: tasks.collect(),
+            exchanges: exchanges.collect(),
+            probes: self.probes.clone(),
+            lacks: self.lacks(),
+        }
     }
 
     fn of(&self, task: &str) -> &[(&str, &TaskTimes)] {
@@ -258,6 +269,7 @@ fn channel_facts(node: &str, channel: &ChannelSummary) -> ChannelFacts {
         records: channel.records,
         bytes: channel.bytes,
         shard: shard_facts(channel),
+        socket: channel.socket,
     }
 }
 
@@ -268,10 +280,13 @@ fn shard_facts(channel: &ChannelSummary) -> ProcessFacts {
 
 fn arrival_facts(node: &str, channel: &ChannelSummary) -> ArrivalFacts {
     ArrivalFacts {
+        producer: channel.producer.0,
+        consumer: channel.consumer.0,
         node: node.to_owned(),
         shard: shard_facts(channel),
         pool_usage: channel.pool_usage.map(u32::from),
         queued_bytes: channel.queued_bytes,
+        socket: channel.socket,
     }
 }
 
@@ -287,6 +302,21 @@ fn channel_row(node: &str, channel: &ChannelSummary) -> TaskChannel {
         send_stalled_ms_per_second: by_cause(&channel.send_stalled),
         emit_stalled_ms_per_second: by_cause(&channel.emit_stalled),
         pool_usage_ratio: channel.pool_usage.map(|thousandths| f64::from(thousandths) / 1000.0),
+        socket: channel.socket.map(|socket| channel_socket(&socket)),
+    }
+}
+
+fn channel_socket(socket: &SocketSummary) -> ChannelSocket {
+    let states = SOCKET_STATE_NAMES.into_iter().zip(socket.states);
+    ChannelSocket {
+        approximate: socket.is_approximate,
+        states_ms_per_second: states
+            .filter_map(|(state, ms)| Some((state.to_owned(), u32::from(ms?))))
+            .collect(),
+        retransmitted_segments_per_second: socket.retransmitted,
+        send_queue_bytes: socket.send_queue_bytes,
+        receive_queue_bytes: socket.receive_queue_bytes,
+        residence_seconds: socket.residence_us.map(|us| f64::from(us) / 1e6),
     }
 }
 

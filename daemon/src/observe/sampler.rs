@@ -4,10 +4,15 @@
 //! buffer held it up. They lose nothing between two looks, whenever those are, so no timer wakes a shard for it. What
 //! they leave open is counted for the state that is found at the later look. Times come in steps of the kernel's timer,
 //! usually 4 ms.
+//!
+//! How long what arrived lies unread the kernel stamps, and each look finds it of what is first in the queue: [`unread`].
+
+mod unread;
 
 use weir_ebpf_abi::{QUEUE_BUCKETS, SendState, bucket};
 
 use super::sockets::{Reading, STATES, SocketAccount, add};
+use unread::Unread;
 
 /// Least time between two looks at one socket: ten in a second.
 pub(crate) const INTERVAL_NS: u64 = 100_000_000;
@@ -19,17 +24,26 @@ pub(crate) struct Sampler {
     sampled_ns: u64,
     last: Reading,
     states: [u64; STATES],
+    /// `None`: arrivals are not stamped.
+    unread: Option<Unread>,
     account: SocketAccount,
 }
 
 impl Sampler {
-    /// Begins with a socket in this state. The kernel's clocks may have run before.
-    pub(crate) fn new(now_ns: u64, first: Reading) -> Self {
+    /// Begins with a socket in this state, whose arrivals are stamped from now on or are not. The kernel's clocks may have
+    /// run before.
+    pub(crate) fn new(now_ns: u64, first: Reading, is_stamped: bool) -> Self {
         let mut account = SocketAccount { approximate: true, sockets: 1, ..SocketAccount::default() };
         account.send_queue.histogram_ns = Some([0; QUEUE_BUCKETS]);
         account.receive_queue.histogram_ns = Some([0; QUEUE_BUCKETS]);
-        let mut sampler =
-            Self { began_ns: now_ns, sampled_ns: now_ns, last: first, states: [0; STATES], account };
+        let mut sampler = Self {
+            began_ns: now_ns,
+            sampled_ns: now_ns,
+            last: first,
+            states: [0; STATES],
+            unread: is_stamped.then(|| Unread::new(now_ns, &first)),
+            account,
+        };
         sampler.show(&first);
         sampler
     }
@@ -70,6 +84,9 @@ impl Sampler {
                 add(histogram, bucket(bytes), passed_ns);
             }
         }
+        if let Some(unread) = &mut self.unread {
+            unread.look(now_ns, &reading);
+        }
         self.sampled_ns = self.sampled_ns.max(now_ns);
         self.last = reading;
         self.show(&reading);
@@ -80,6 +97,8 @@ impl Sampler {
         let mut account = self.account.clone();
         account.watched_ns = self.sampled_ns - self.began_ns;
         account.state_ns = Some(self.states);
+        account.unread_age_ns = self.unread.as_ref().and_then(Unread::age_ns);
+        account.residence = self.unread.as_ref().map(Unread::residence);
         account
     }
 
@@ -115,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_kernels_clocks_are_split_and_add_up_to_the_time_that_passed() {
-        let mut sampler = Sampler::new(10 * MS, reading(500, 100, 0));
+        let mut sampler = Sampler::new(10 * MS, reading(500, 100, 0), false);
         assert!(!sampler.is_due(109 * MS) && sampler.is_due(110 * MS));
         let held = Reading {
             queued_bytes: 10,
@@ -132,12 +151,34 @@ mod tests {
         assert_eq!(account.send_queue.bytes, Some(10));
         assert!(account.approximate);
         // Not known, and so not zero.
-        assert_eq!((account.residence, account.unwritable_ns, account.zero_window_total), (None, None, None));
+        assert_eq!((account.residence, account.unread_age_ns), (None, None), "arrivals are not stamped");
+        assert_eq!((account.unwritable_ns, account.zero_window_total, account.stalls), (None, None, None));
+    }
+
+    #[test]
+    fn arrivals_that_are_stamped_are_known_by_how_long_they_waited() {
+        let open = |received, read, arrived| Reading {
+            received_bytes: received,
+            read_bytes: Some(read),
+            unread_bytes: received - read,
+            oldest_arrival_ns: arrived,
+            is_established: true,
+            ..Reading::default()
+        };
+        let mut sampler = Sampler::new(0, open(0, 0, None), true);
+        sampler.sample(100 * MS, open(7, 0, Some(60 * MS)));
+        let account = sampler.account();
+        assert_eq!((account.unread_age_ns, account.receive_queue.bytes), (Some(40 * MS), Some(7)));
+        assert_eq!(account.residence.unwrap().max_ns, 0, "nothing was read");
+        sampler.sample(200 * MS, open(7, 7, None));
+        let account = sampler.account();
+        assert_eq!(account.residence.unwrap().max_ns, 40 * MS);
+        assert!(account.approximate && account.unread_age_ns == Some(0));
     }
 
     #[test]
     fn clocks_that_run_ahead_in_steps_never_count_more_than_passed() {
-        let mut sampler = Sampler::new(0, reading(0, 0, 0));
+        let mut sampler = Sampler::new(0, reading(0, 0, 0), false);
         for (now, reading) in
             [(3, reading(4, 4, 4)), (5, reading(8, 4, 8)), (5, reading(12, 12, 12)), (9, reading(0, 0, 0))]
         {

@@ -5,6 +5,7 @@
 //! [`SocketAccount`].
 
 mod account;
+mod arrival;
 mod info;
 mod line;
 mod observer;
@@ -13,9 +14,7 @@ mod watch;
 
 use rustix::time::{ClockId, clock_gettime};
 
-#[cfg(test)]
-pub(crate) use account::Residence;
-pub(crate) use account::{Queue, STATES, SocketAccount, Stalls};
+pub(crate) use account::{Queue, Residence, STATES, SocketAccount, Stalls};
 pub(crate) use observer::{Observer, ObserverState};
 pub(crate) use watch::SocketWatch;
 

@@ -14,8 +14,8 @@ use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 use weir_flow::stall::CAUSES;
 use weir_flow::stats::{ChannelStats, GateStats, PartitionStats, Side};
 use weir_flow::wire::{
-    CHANNEL_SUMMARIES_MAX, ChannelSummary, ProcessTimes, SECOND_MS, Stats, TASK_TIMES_MAX, TaskShares,
-    TaskTimes,
+    CHANNEL_SUMMARIES_MAX, ChannelSummary, ProcessTimes, SECOND_MS, SocketSummary, Stats, TASK_TIMES_MAX,
+    TaskShares, TaskTimes,
 };
 
 use super::times::Shares;
@@ -39,6 +39,8 @@ pub struct Reading {
     pub tasks_left_out: u32,
     /// Ends of channels that are not among them.
     pub channels_left_out: u32,
+    /// How the node looks at the sockets of its links, as one line of bounded length; empty if it does not say.
+    pub probes: String,
 }
 
 impl Reading {
@@ -55,7 +57,7 @@ impl Reading {
         });
         let tasks_left_out = left_out(&mut tasks, READING_TASKS_MAX);
         let channels_left_out = left_out(&mut channels, READING_CHANNELS_MAX);
-        Self { read_at_ns, tasks, channels, tasks_left_out, channels_left_out }
+        Self { read_at_ns, tasks, channels, tasks_left_out, channels_left_out, probes: String::new() }
     }
 
     /// The frames that tell it, at least one.
@@ -70,6 +72,7 @@ impl Reading {
             is_last: number + 1 == count,
             tasks_left_out: self.tasks_left_out,
             channels_left_out: self.channels_left_out,
+            probes: self.probes.clone(),
             tasks: tasks.next().unwrap_or_default().to_vec(),
             channels: channels.next().unwrap_or_default().to_vec(),
         };
@@ -103,7 +106,7 @@ impl Collector {
     /// Takes a frame. The reading that it ends, if it ends one; one that was begun and not ended is dropped with the first
     /// frame of the next. What is more than a reading can hold is left out, and counted.
     pub fn take(&mut self, frame: Stats) -> Option<Reading> {
-        let Stats { read_at_ns, is_last, tasks_left_out, channels_left_out, tasks, channels } = frame;
+        let Stats { read_at_ns, is_last, tasks_left_out, channels_left_out, probes, tasks, channels } = frame;
         let mut reading = self
             .growing
             .take()
@@ -111,6 +114,7 @@ impl Collector {
             .unwrap_or_else(|| Reading { read_at_ns, ..Reading::default() });
         reading.tasks_left_out = reading.tasks_left_out.max(tasks_left_out);
         reading.channels_left_out = reading.channels_left_out.max(channels_left_out);
+        reading.probes = probes;
         reading.tasks.extend(tasks);
         reading.channels.extend(channels);
         let over = left_out(&mut reading.tasks, READING_TASKS_MAX);
@@ -161,6 +165,7 @@ impl ChannelWindows {
             let mut rates = summary(channel, &counted, before.get(&end));
             (rates.shard_ran, rates.shard_waited) =
                 (bounded(moment.thread.ran), bounded(moment.thread.waited));
+            rates.socket = moment.socket;
             summaries.push(pools.add_usage(rates));
             self.counted.insert(end, counted);
         }
@@ -168,13 +173,15 @@ impl ChannelWindows {
     }
 }
 
-/// When a shard told of its channels, and what its thread did in about the last second.
+/// When a shard told of a channel, and what its thread and the socket of its link did in about the last second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShardMoment {
     /// Nanoseconds of the monotonic clock.
     pub at_ns: u64,
     /// What its thread did.
     pub thread: ProcessTimes,
+    /// What the socket of the channel's link did, if anything is known of one.
+    pub socket: Option<SocketSummary>,
 }
 
 /// One thread cannot run or wait for more than a second in a second.
@@ -276,6 +283,7 @@ fn summary(channel: &ChannelStats, now: &Counted, before: Option<&Counted>) -> C
         floating_usage: None,
         shard_ran: None,
         shard_waited: None,
+        socket: None,
     }
 }
 
@@ -321,7 +329,8 @@ mod tests {
 
     fn at(at_ns: u64) -> ShardMoment {
         let thread = ProcessTimes { ran: Some(120), waited: Some(u32::MAX), busy: 0 };
-        ShardMoment { at_ns, thread }
+        let socket = SocketSummary { is_approximate: true, ..SocketSummary::default() };
+        ShardMoment { at_ns, thread, socket: Some(socket) }
     }
 
     fn stats_of(bytes_total: u64, send_stalled_ns: u64) -> ChannelStats {
@@ -372,7 +381,8 @@ mod tests {
             let tasks = (0..tasks).map(|number| task(number, (number % 1000) as u16)).collect();
             let channels =
                 (0..channels as u32).map(|number| channel(number, (number % 1000) as u16)).collect();
-            let reading = Reading::new(77, tasks, channels);
+            let probes = "OFF: switched off".to_owned();
+            let reading = Reading { probes, ..Reading::new(77, tasks, channels) };
             let mut collector = Collector::default();
             let frames = reading.frames();
             let count = frames.len();
@@ -440,6 +450,7 @@ mod tests {
         assert_eq!((second[0].bytes, second[0].records, stalled(&second[0])), (2000, 200, 400));
         assert_eq!((second[0].queued_bytes, second[0].backlog, second[0].credit), (5, 4, 3));
         assert_eq!((second[0].shard_ran, second[0].shard_waited), (Some(120), Some(SECOND_MS)));
+        assert!(second[0].socket.is_some_and(|socket| socket.is_approximate));
         // Counts that jump or go down, and a clock that stands still.
         let third =
             windows.take([(at(8_000_000_000), &stats_of(0, u64::MAX))].into_iter(), &Pools::default());

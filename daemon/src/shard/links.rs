@@ -172,10 +172,7 @@ impl Links {
     /// are sums, which lose nothing by being read late.
     pub(super) fn sample_sockets(&mut self, now_ns: u64) {
         let watches = self.by_id.values_mut().filter_map(|link| link.watch.as_mut());
-        watches
-            .filter(|watch| watch.is_due(now_ns))
-            .take(SAMPLES_PER_TURN)
-            .for_each(|watch| watch.sample(now_ns));
+        watches.filter(|watch| watch.is_due(now_ns)).take(SAMPLES_PER_TURN).for_each(SocketWatch::sample);
     }
 
     pub(super) fn ids(&self) -> Vec<LinkId> {

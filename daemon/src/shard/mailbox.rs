@@ -20,6 +20,7 @@ use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
 use weir_flow::ids::{LinkId, ProducerIndex, ProducerLife, Time};
 use weir_flow::shard::{GateSpec, PartitionSpec};
+use weir_flow::stall::PastStalls;
 use weir_flow::stats::{ChannelStats, GateStats, LinkStats, PartitionStats};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::partition_port::PartitionEndpoint;
@@ -237,6 +238,10 @@ pub struct ShardSnapshot {
     pub partitions: Vec<PartitionStats>,
     /// The pool of every gate.
     pub gates: Vec<GateStats>,
+    /// All send stalls since the shard began, those of channels that have gone included.
+    pub past_send_stalls: PastStalls,
+    /// The same of emit stalls.
+    pub past_emit_stalls: PastStalls,
     /// Every data link that ends here, also one that waits for another socket.
     pub links: Vec<LinkStats>,
     /// What the sockets of each waited for.

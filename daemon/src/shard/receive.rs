@@ -167,6 +167,8 @@ impl<R: Ring> ShardLoop<R> {
             channels: self.core.channels(now).collect(),
             partitions: self.core.partitions(now).collect(),
             gates: self.core.gates().collect(),
+            past_send_stalls: *self.core.past_send_stalls(),
+            past_emit_stalls: *self.core.past_emit_stalls(),
             links: self.core.links().collect(),
             sockets: self.links.socket_accounts(),
             counts: ShardCounts {

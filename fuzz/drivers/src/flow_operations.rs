@@ -8,7 +8,6 @@
 //!
 //! **Broken rule**: a socket that takes one byte more than it says.
 
-mod clients;
 mod operation;
 mod world;
 

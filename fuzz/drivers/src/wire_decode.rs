@@ -15,7 +15,8 @@ use weir_flow::wants::GateWants;
 use weir_flow::wire::{
     Cancel, CatalogEntry, ChannelSummary, Flags, FrameReader, FrameType, GateEntry, GateState, HEADER_BYTES,
     Header, Hello, Limit, LinkKind, Message, OpenChannel, PROTOCOL_VERSION, PartitionEntry, PartitionState,
-    ProcessTimes, Resume, Role, Scope, Stats, TaskShares, TaskTimes, WireError, decode, encode,
+    ProcessTimes, Resume, Role, Scope, SocketSummary, Stats, TaskShares, TaskTimes, WireError, decode,
+    encode,
 };
 
 use crate::{Driver, Reached, Rule};
@@ -49,6 +50,7 @@ pub const DRIVER: Driver = Driver {
         "a task in it",
         "a sending end in it",
         "a receiving end in it",
+        "a socket in it",
         "Goodbye",
         "LinkResume",
         "checksum",
@@ -111,6 +113,8 @@ fn run(bytes: &[u8], rule: Rule) -> Reached {
                     Side::Send => "a sending end in it",
                     Side::Receive => "a receiving end in it",
                 }));
+                let sockets = stats.channels.iter().filter_map(|channel| channel.socket);
+                reached.extend(sockets.map(|_| "a socket in it"));
             }
             if let Message::Catalog { entries } = &message {
                 reached.extend(entries.iter().map(|entry| match entry {
@@ -336,6 +340,7 @@ fn link_messages() -> Vec<Message> {
                 is_last: true,
                 tasks_left_out: 1,
                 channels_left_out: 2,
+                probes: "OFF: switched off".to_owned(),
                 tasks: vec![times()],
                 channels: vec![summary(Side::Send), summary(Side::Receive)],
             },
@@ -375,6 +380,14 @@ fn summary(side: Side) -> ChannelSummary {
         floating_usage: Some(0),
         shard_ran: Some(10),
         shard_waited: None,
+        socket: (side == Side::Send).then_some(SocketSummary {
+            is_approximate: true,
+            states: [Some(100), Some(200), Some(300), Some(400), None, Some(0)],
+            retransmitted: Some(2),
+            send_queue_bytes: Some(3),
+            receive_queue_bytes: None,
+            residence_us: Some(4),
+        }),
     }
 }
 

@@ -17,6 +17,7 @@ use super::packing::Packing;
 use super::segments::SegmentState;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, LinkId, SegmentIndex, Sequence, Time};
+use crate::stall::LengthsByCause;
 use crate::stall::account::{Hold, Path, SendStalls};
 use crate::state::{SendEvent, SendState};
 use crate::wire::{Limit, Resume};
@@ -232,9 +233,9 @@ impl Subpartition {
 
     /// Something changed that may open, close or turn a stall.
     #[inline]
-    pub(crate) fn update_stall(&mut self, path: &Path, now: Time) {
+    pub(crate) fn update_stall(&mut self, path: &Path, now: Time, all: &mut LengthsByCause) {
         let hold = self.hold();
-        self.stalls.update(hold, path, now);
+        self.stalls.update(hold, path, now, all);
     }
 
     fn retain(&mut self, frame: Retained) -> Sequence {
@@ -494,8 +495,15 @@ impl Subpartition {
 
     /// The channel is over: nothing waits any more, and what was sent is forgotten. Slices that the kernel has are
     /// settled when it lets go of them. `is_acked` says whether the consumer's node has everything.
-    pub(crate) fn abandon(&mut self, memory: &mut SendMemory, is_acked: bool, path: &Path, now: Time) {
-        self.stalls.end(path, now);
+    pub(crate) fn abandon(
+        &mut self,
+        memory: &mut SendMemory,
+        is_acked: bool,
+        path: &Path,
+        now: Time,
+        all: &mut LengthsByCause,
+    ) {
+        self.stalls.end(path, now, all);
         while let Some(item) = self.queue.pop_front() {
             if let Item::Slice(slice) = item {
                 memory.change(slice.segment, |state| state.queued = state.queued.saturating_sub(1));

@@ -48,7 +48,7 @@ impl Shard {
         for (id, gate) in self.gates.table.iter() {
             self.check_gate(GateId(id), gate, &view)?;
         }
-        Ok(())
+        self.check_lengths()
     }
 
     fn check_link(&self, id: LinkId, link: &Link) -> Result<(), Violation> {

@@ -212,7 +212,8 @@ impl Shard {
         subpartition.handle_limit(limit, memory)?;
         if let Some(link) = self.links.get(link) {
             let (hold, arrival) = (subpartition.hold(), link.arrival(u64::from(limit.age_us) * 1_000));
-            subpartition.stalls.handle_limit(hold, &arrival, &link.path(now), now);
+            let lengths = &mut self.send_stalls.lengths;
+            subpartition.stalls.handle_limit(hold, &arrival, &link.path(now), now, lengths);
         }
         self.mark_changed(key);
         self.activate(key, now);

@@ -51,7 +51,7 @@ impl Shard {
         let path = self.links.path_of(subpartition, now);
         let channel = subpartition.channel;
         let is_ending = subpartition.state == SendState::Ending;
-        subpartition.abandon(memory, false, &path, now);
+        subpartition.abandon(memory, false, &path, now, &mut self.send_stalls.lengths);
         subpartition.state = state;
         partition.mark_changed(key.subpartition);
         let Some((link_id, index)) = channel else { return };

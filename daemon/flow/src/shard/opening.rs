@@ -271,7 +271,7 @@ impl Shard {
         let state = subpartition.state.on(SendEvent::EndAcked);
         let state = state.map_err(|error| Failure::new(FailureCode::Protocol, format!("{error}")))?;
         let channel = subpartition.channel;
-        subpartition.abandon(memory, true, &path, now);
+        subpartition.abandon(memory, true, &path, now, &mut self.send_stalls.lengths);
         subpartition.state = state;
         partition.mark_changed(key.subpartition);
         let is_last = partition.count_ended();

@@ -120,7 +120,9 @@ impl Shard {
     /// Forgets a closed partition when nothing refers to its memory.
     pub(super) fn release_partition(&mut self, id: PartitionId) {
         if self.partitions.get(id).is_some_and(Partition::is_released) {
-            self.partitions.table.remove(id.0);
+            if let Some(partition) = self.partitions.table.remove(id.0) {
+                self.keep_stalls(&partition);
+            }
             self.notices.push_back(Notice::PartitionReleased(id));
         }
     }
@@ -131,9 +133,9 @@ impl Shard {
         let Some((subpartition, _)) = partition.split(key.subpartition) else { return };
         let at = subpartition.channel.and_then(|(id, _)| Some((id, self.links.get_mut(id)?)));
         let Some((link_id, link)) = at else {
-            return subpartition.update_stall(&Path::default(), now);
+            return subpartition.update_stall(&Path::default(), now, &mut self.send_stalls.lengths);
         };
-        subpartition.update_stall(&link.path(now), now);
+        subpartition.update_stall(&link.path(now), now, &mut self.send_stalls.lengths);
         if !subpartition.is_listed && subpartition.next() != Next::Nothing {
             subpartition.is_listed = true;
             link.round.push(key);

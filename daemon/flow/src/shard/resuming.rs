@@ -91,7 +91,7 @@ impl Shard {
 
     /// No channel sends before its receiver has said where to go on.
     fn suspend_senders(&mut self, link: LinkId, now: Time) {
-        let Self { links, partitions, .. } = self;
+        let Self { links, partitions, send_stalls, .. } = self;
         let Some(state) = links.get_mut(link) else { return };
         state.priority.clear();
         let _ = state.round.clear();
@@ -104,7 +104,7 @@ impl Shard {
             subpartition.is_listed = false;
             subpartition.is_priority_listed = false;
             subpartition.deficit = 0;
-            subpartition.update_stall(&path, now);
+            subpartition.update_stall(&path, now, &mut send_stalls.lengths);
             partition.mark_changed(key.subpartition);
             partitions.list(key.partition);
         }

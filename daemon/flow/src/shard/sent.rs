@@ -204,7 +204,8 @@ impl Shard {
         let Some((subpartition, _)) = partition.split(key.subpartition) else { return };
         let Some(state) = self.links.get_mut(link) else { return };
         let hold = subpartition.hold();
-        subpartition.stalls.handle_put_back(hold, since, &state.path(now), now);
+        let lengths = &mut self.send_stalls.lengths;
+        subpartition.stalls.handle_put_back(hold, since, &state.path(now), now, lengths);
         subpartition.deficit = subpartition.deficit.saturating_add(bytes);
         if !subpartition.is_listed {
             subpartition.is_listed = true;

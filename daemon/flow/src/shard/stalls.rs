@@ -2,9 +2,11 @@
 
 use super::Shard;
 use crate::ids::{LinkId, PartitionId, SubpartitionIndex, Time};
+use crate::invariant::{Violation, ensure};
 use crate::send::partition::Partition;
 use crate::send::subpartition::Subpartition;
 use crate::stall::emit::{EmitClaims, Followed, WaitKind};
+use crate::stall::{Cause, PastStalls, StallTotals};
 
 impl Shard {
     /// How long the bytes of the next [`Self::handle_received`] on this link lay in its socket, in nanoseconds; without
@@ -44,6 +46,44 @@ impl Shard {
         }
     }
 
+    /// All send stalls since the shard began, those of channels that have gone included.
+    #[must_use]
+    pub const fn past_send_stalls(&self) -> &PastStalls {
+        &self.send_stalls
+    }
+
+    /// The same of emit stalls.
+    #[must_use]
+    pub const fn past_emit_stalls(&self) -> &PastStalls {
+        &self.emit_stalls
+    }
+
+    /// A partition has gone: what it waited is kept.
+    pub(super) fn keep_stalls(&mut self, partition: &Partition) {
+        self.send_stalls.gone.add(&send_totals(partition));
+        self.emit_stalls.gone.add(&partition.emit.totals());
+    }
+
+    /// Recounts the waits that have ended, of both kinds: those of partitions that are there, and of those that have gone.
+    pub(super) fn check_lengths(&self) -> Result<(), Violation> {
+        let (mut send, mut emit) = (self.send_stalls.gone, self.emit_stalls.gone);
+        for (_, partition) in self.partitions.table.iter() {
+            send.add(&send_totals(partition));
+            emit.add(&partition.emit.totals());
+        }
+        for (past, totals) in [(&self.send_stalls, send), (&self.emit_stalls, emit)] {
+            for cause in Cause::ALL {
+                let (lengths, count) = (past.lengths.of(cause).total_count(), totals.count_of(cause));
+                ensure!(
+                    lengths == count,
+                    "each wait is counted once by cause and length",
+                    "{cause:?}: {lengths} lengths of {count}"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// What the client of a partition says of its waits, with the numbers of this builder: of this subpartition, or of
     /// subpartition 0 with `broadcast`. Claims that cannot be are cut to what the time that passed allows.
     pub fn handle_emit_claims(
@@ -53,7 +93,7 @@ impl Shard {
         claims: &EmitClaims,
         now: Time,
     ) {
-        let Self { partitions, links, .. } = self;
+        let Self { partitions, links, emit_stalls, .. } = self;
         let Some(state) = partitions.get_mut(partition) else { return };
         let followed = followed(state, builder, claims);
         let Partition { emit, subpartitions, .. } = state;
@@ -63,7 +103,7 @@ impl Shard {
                 .map(|subpartition| subpartition.stalls.times(&links.path_of(subpartition, now), now))
                 .unwrap_or_default()
         };
-        emit.look(builder, claims, &followed, &times, now);
+        emit.look(builder, claims, &followed, &times, now, &mut emit_stalls.lengths);
     }
 
     /// The builder at whose quota or event window the client of a partition waits, as it said last.
@@ -71,6 +111,13 @@ impl Shard {
     pub fn waiting_builder(&self, partition: PartitionId) -> Option<SubpartitionIndex> {
         self.partitions.get(partition)?.emit.open_builder()
     }
+}
+
+/// The send stalls of all channels of a partition, without what open ones have that is not settled.
+fn send_totals(partition: &Partition) -> StallTotals {
+    let mut totals = StallTotals::default();
+    partition.subpartitions.iter().for_each(|subpartition| totals.add(subpartition.stalls.settled()));
+    totals
 }
 
 /// Which channels the waits of a client go by, of those that are live. Looked up only for a wait that goes on.

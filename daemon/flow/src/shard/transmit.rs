@@ -6,6 +6,7 @@ use crate::limits::Limits;
 use crate::link::plan::{Frame, Planned};
 use crate::link::{Link, SendKey};
 use crate::send::subpartition::{Next, PlannedSlice};
+use crate::stall::LengthsByCause;
 use crate::state::LinkState;
 use crate::wire::{EVENT_BYTES_MAX, Flags, FrameType, HEADER_BYTES, Header, Message, encode};
 
@@ -28,9 +29,10 @@ impl Shard {
         if plan_control(state, out, now) {
             self.plan_resumes(link, out, CONTROL_BATCH_BYTES, now);
             self.plan_limits(link, out, now);
-            let mut planner = Planner { limits: &self.limits, partitions: &mut self.partitions, now };
-            planner.plan_priority(&mut self.links, link, out);
-            planner.plan_round(&mut self.links, link, out);
+            let Self { limits, partitions, links, send_stalls, .. } = self;
+            let mut planner = Planner { limits, partitions, lengths: &mut send_stalls.lengths, now };
+            planner.plan_priority(links, link, out);
+            planner.plan_round(links, link, out);
         }
         let Some(state) = self.links.get_mut(link) else { return false };
         if out.bytes == 0 {
@@ -123,6 +125,8 @@ fn push_headers(link: &mut Link, out: &mut Transmit, frame: Frame, start: usize)
 struct Planner<'a> {
     limits: &'a Limits,
     partitions: &'a mut Partitions,
+    /// Gets the stalls that end.
+    lengths: &'a mut LengthsByCause,
     now: Time,
 }
 
@@ -142,7 +146,7 @@ impl Planner<'_> {
             let Some(partition) = self.partitions.get_mut(key.partition) else { continue };
             let Some((subpartition, _)) = partition.split(key.subpartition) else { continue };
             let hold = subpartition.hold();
-            subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now);
+            subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now, self.lengths);
             if subpartition.has_priority() {
                 subpartition.is_priority_listed = true;
                 link.priority.push_back(key);
@@ -221,7 +225,7 @@ impl Planner<'_> {
                 && !matches!(next, Next::Backlog { .. })
             {
                 let hold = subpartition.hold();
-                subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now);
+                subpartition.stalls.handle_planned(hold, &link.path(self.now), self.now, self.lengths);
             }
             partition.mark_changed(key.subpartition);
         }

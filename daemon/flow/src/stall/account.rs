@@ -16,7 +16,7 @@
 
 use super::credit::{self, Arrival};
 use super::emit::ChannelTimes;
-use super::{CAUSES, Cause, Stall, StallTotals, Stalls};
+use super::{CAUSES, Cause, LengthsByCause, Stall, StallTotals, Stalls};
 use crate::ids::Time;
 use crate::invariant::{Violation, ensure};
 
@@ -76,8 +76,9 @@ pub(crate) struct SendStalls {
 }
 
 impl SendStalls {
-    /// Something changed: from now on `hold` keeps what waits; `None`: nothing waits.
-    pub(crate) fn update(&mut self, hold: Option<Hold>, path: &Path, now: Time) {
+    /// Something changed: from now on `hold` keeps what waits; `None`: nothing waits. `all` gets the stall that this ends, if it
+    /// ends one, as in all calls below.
+    pub(crate) fn update(&mut self, hold: Option<Hold>, path: &Path, now: Time, all: &mut LengthsByCause) {
         let Some(open) = &mut self.open else {
             return self.open_at(hold, path, now);
         };
@@ -87,12 +88,19 @@ impl SendStalls {
         self.settle(path, now);
         match (&mut self.open, hold) {
             (Some(open), Some(hold)) => (open.hold, open.held_since) = (hold, now),
-            _ => self.close(now),
+            _ => self.close(now, all),
         }
     }
 
     /// A Limit arrived. If it ends a wait for credit, how it came says what that was.
-    pub(crate) fn handle_limit(&mut self, hold: Option<Hold>, arrival: &Arrival, path: &Path, now: Time) {
+    pub(crate) fn handle_limit(
+        &mut self,
+        hold: Option<Hold>,
+        arrival: &Arrival,
+        path: &Path,
+        now: Time,
+        all: &mut LengthsByCause,
+    ) {
         if let Some(open) = &mut self.open
             && open.hold == Hold::Credit
             && hold != Some(Hold::Credit)
@@ -104,12 +112,18 @@ impl SendStalls {
             add(open, &mut self.ended.totals, &parts);
             (open.settled, open.sending_ns) = (now.max(open.settled), path.sending_ns);
         }
-        self.update(hold, path, now);
+        self.update(hold, path, now, all);
     }
 
     /// A frame was planned: the stall is over, and what still waits begins another one. A priority event that overtakes
     /// data which waits for credit does not end the wait of that.
-    pub(crate) fn handle_planned(&mut self, hold: Option<Hold>, path: &Path, now: Time) {
+    pub(crate) fn handle_planned(
+        &mut self,
+        hold: Option<Hold>,
+        path: &Path,
+        now: Time,
+        all: &mut LengthsByCause,
+    ) {
         let is_overtaken =
             hold == Some(Hold::Credit) && self.open.is_some_and(|open| open.hold == Hold::Credit);
         // Of several frames in one batch the first one has ended it.
@@ -118,12 +132,19 @@ impl SendStalls {
             return;
         }
         self.settle(path, now);
-        self.close(now);
+        self.close(now, all);
         self.open_at(hold, path, now);
     }
 
     /// Frames that were planned at `planned` and in a send since then have not left: they have waited for the socket.
-    pub(crate) fn handle_put_back(&mut self, hold: Option<Hold>, planned: Time, path: &Path, now: Time) {
+    pub(crate) fn handle_put_back(
+        &mut self,
+        hold: Option<Hold>,
+        planned: Time,
+        path: &Path,
+        now: Time,
+        all: &mut LengthsByCause,
+    ) {
         let planned = planned.min(now);
         if self.open.is_none() {
             self.open_at(hold, path, now);
@@ -134,12 +155,17 @@ impl SendStalls {
             add(open, &mut self.ended.totals, &parts);
             open.since = open.since.min(planned);
         }
-        self.update(hold, path, now);
+        self.update(hold, path, now, all);
     }
 
     /// Nothing will be sent any more.
-    pub(crate) fn end(&mut self, path: &Path, now: Time) {
-        self.update(None, path, now);
+    pub(crate) fn end(&mut self, path: &Path, now: Time, all: &mut LengthsByCause) {
+        self.update(None, path, now, all);
+    }
+
+    /// Time that is settled, and waits that have ended.
+    pub(crate) const fn settled(&self) -> &StallTotals {
+        &self.ended.totals
     }
 
     /// Gives the time up to now to its causes.
@@ -200,7 +226,7 @@ impl SendStalls {
     }
 
     /// Ends the open stall, which is settled. One that took no time, as far as the clock of the shard tells, was none.
-    fn close(&mut self, now: Time) {
+    fn close(&mut self, now: Time, all: &mut LengthsByCause) {
         let Some(open) = self.open.take() else { return };
         let ns = now.since_ns(open.since);
         if ns == 0 {
@@ -208,7 +234,7 @@ impl SendStalls {
         }
         self.measured_ns = self.measured_ns.saturating_add(ns);
         let Some(cause) = (StallTotals { ns: open.parts, count: [0; CAUSES] }).most() else { return };
-        self.ended.record(Stall { ns, cause, at: now }, 1);
+        self.ended.record(Stall { ns, cause, at: now }, 1, all);
     }
 
     /// Recounts what can be: `hold` is what keeps the channel by its own state.

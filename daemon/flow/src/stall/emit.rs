@@ -19,7 +19,7 @@
 //! together by no more than the time since the partition came. What is beyond that is counted as soon as time has
 //! passed, so that a client whose clock is read a little later than the shard's loses nothing.
 
-use super::{CAUSES, Cause, Stall, Stalls};
+use super::{CAUSES, Cause, LengthsByCause, Stall, StallTotals, Stalls};
 use crate::ids::{SubpartitionIndex, Time};
 use crate::invariant::{Violation, ensure};
 
@@ -157,7 +157,7 @@ impl EmitStalls {
         }
     }
 
-    /// The client's numbers, with those of this builder.
+    /// The client's numbers, with those of this builder. `all` gets the waits that have ended.
     pub(crate) fn look(
         &mut self,
         builder: SubpartitionIndex,
@@ -165,6 +165,7 @@ impl EmitStalls {
         followed: &Followed,
         times: Times<'_>,
         now: Time,
+        all: &mut LengthsByCause,
     ) {
         self.open = claims.open.map(|(kind, since)| (kind, since.min(now)));
         let open_ns = |kind: WaitKind| match self.open {
@@ -172,7 +173,7 @@ impl EmitStalls {
             _ => 0,
         };
         let left_ns = now.since_ns(self.began).saturating_sub(self.counted_ns);
-        let mut look = Look { now, began: self.began, left_ns };
+        let mut look = Look { now, began: self.began, left_ns, all };
         let Self { pool, ring, any, common, .. } = self;
         let (of_pool, of_ring) = (alone(Cause::Pool), alone(Cause::Shard));
         pool.look(claims.pool, open_ns(WaitKind::Pool), &of_pool, &mut look, common);
@@ -208,23 +209,30 @@ impl EmitStalls {
         Stalls { open: open.map(|(kind, since)| (self.any.cause(kind, now_waits), since)), ..self.common }
     }
 
+    /// All waits of the partition.
+    pub(crate) fn totals(&self) -> StallTotals {
+        let mut totals = self.common.totals;
+        self.builders.iter().for_each(|own| totals.add(&own.stalls.totals));
+        totals
+    }
+
     /// # Errors
     /// The first invariant that does not hold.
     pub(crate) fn check(&self) -> Result<(), Violation> {
-        let all = self.builders.iter().map(|own| &own.stalls).chain([&self.common]);
-        let sum = all.fold(0_u64, |sum, stalls| sum.saturating_add(stalls.totals.total_ns()));
-        let counted = self.counted_ns;
+        let (sum, counted) = (self.totals().total_ns(), self.counted_ns);
         ensure!(sum == counted, "emit stalls add up to the time that was counted", "{sum} ns of {counted}");
         Ok(())
     }
 }
 
 /// One look at a partition.
-struct Look {
+struct Look<'a> {
     now: Time,
     began: Time,
     /// Time that has passed and is given to no cause.
     left_ns: u64,
+    /// Gets the waits that have ended.
+    all: &'a mut LengthsByCause,
 }
 
 impl Meter {
@@ -234,7 +242,7 @@ impl Meter {
         claim: WaitCount,
         open_ns: u64,
         since: &ChannelTimes,
-        look: &mut Look,
+        look: &mut Look<'_>,
         stalls: &mut Stalls,
     ) {
         let elapsed_ns = look.now.since_ns(self.looked);
@@ -254,16 +262,16 @@ impl Meter {
     }
 
     /// Counts the waits that have ended since the last look: of several, each with their mean length.
-    fn count_ended(&mut self, claim: WaitCount, elapsed_ns: u64, look: &Look, stalls: &mut Stalls) {
+    fn count_ended(&mut self, claim: WaitCount, elapsed_ns: u64, look: &mut Look<'_>, stalls: &mut Stalls) {
         let ended_ns = claim.ns.saturating_sub(self.ended_ns).min(look.now.since_ns(look.began));
         let count = claim.count.saturating_sub(self.count).min(elapsed_ns / WAIT_NS_MIN + 1);
         (self.ended_ns, self.count) = (claim.ns, claim.count);
         if count == 0 || ended_ns == 0 {
             return;
         }
-        let parts = super::StallTotals { ns: core::mem::take(&mut self.parts), count: [0; CAUSES] };
+        let parts = StallTotals { ns: core::mem::take(&mut self.parts), count: [0; CAUSES] };
         if let Some(cause) = parts.most() {
-            stalls.record(Stall { ns: (ended_ns / count).max(1), cause, at: look.now }, count);
+            stalls.record(Stall { ns: (ended_ns / count).max(1), cause, at: look.now }, count, look.all);
         }
     }
 }
@@ -275,7 +283,7 @@ impl Follower {
         open_ns: u64,
         channel: Option<usize>,
         times: Times<'_>,
-        look: &mut Look,
+        look: &mut Look<'_>,
         stalls: &mut Stalls,
     ) {
         let now = times(self.channel);

@@ -1,5 +1,7 @@
 //! From bytes to messages, and from a byte stream to frames.
 
+mod stats;
+
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -9,17 +11,15 @@ use super::error::WireError;
 use super::handshake::{Hello, LinkKind, Role};
 use super::header::{Flags, FrameType, HEADER_BYTES, Header, PROTOCOL_VERSION};
 use super::message::{
-    CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, CHECKSUM_OPEN, Cancel, CatalogEntry, ChannelSummary,
-    ENTRY_GATE, ENTRY_PARTITION, GateEntry, GateState, Limit, Message, OpenChannel, PartitionEntry,
-    PartitionState, ProcessTimes, Resume, SECOND_MS, SIDE_RECEIVE, SIDE_SEND, Stats, TASK_TIMES_MAX,
-    TASK_WINDOWS, TaskShares, TaskTimes, UNKNOWN_U16, UNKNOWN_U32,
+    CATALOG_ENTRIES_MAX, CHECKSUM_OPEN, Cancel, CatalogEntry, ENTRY_GATE, ENTRY_PARTITION, GateEntry,
+    GateState, Limit, Message, OpenChannel, PROBES_TEXT_BYTES_MAX, PartitionEntry, PartitionState, Resume,
+    SECOND_MS, TaskShares, UNKNOWN_U16, UNKNOWN_U32,
 };
 use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use crate::ids::{ConsumerIndex, Incarnation, ProducerIndex, Sequence};
 use crate::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use crate::stall::CAUSES;
-use crate::stats::Side;
 use crate::wants::GateWants;
 
 /// The message of the frame with this header and body. `body` is exactly `header.length` bytes.
@@ -78,7 +78,7 @@ fn decode_body(header: &Header, body: &mut Fields<'_>) -> Result<Message, WireEr
         FrameType::Pong => Message::Pong { token: body.u64("token")? },
         FrameType::LinkResume => Message::LinkResume { control_received: body.u64("control received")? },
         FrameType::Catalog => Message::Catalog { entries: decode_entries(body)? },
-        FrameType::Stats => Message::Stats { stats: decode_stats(body)? },
+        FrameType::Stats => Message::Stats { stats: stats::decode_stats(body)? },
         FrameType::Goodbye => Message::Goodbye { failure: body.failure()? },
     })
 }
@@ -223,102 +223,6 @@ fn decode_gate(body: &mut Fields<'_>) -> Result<GateEntry, WireError> {
     Ok(GateEntry { exchange, consumer, wants, state, task })
 }
 
-fn decode_stats(body: &mut Fields<'_>) -> Result<Stats, WireError> {
-    let read_at_ns = body.u64("time of reading")?;
-    let is_last = match body.u8("end of the reading")? {
-        0 => false,
-        1 => true,
-        found => {
-            let (field, found) = ("end of the reading", u64::from(found));
-            return Err(WireError::Field { field, found, needed: "0 or 1" });
-        }
-    };
-    let (tasks_left_out, channels_left_out) = (body.u32("tasks left out")?, body.u32("channels left out")?);
-    let tasks_count = body.count("tasks", TASK_TIMES_MAX, "at most 128")?;
-    let channels_count = body.count("channels", CHANNEL_SUMMARIES_MAX, "at most 256")?;
-    let mut tasks = Vec::with_capacity(tasks_count);
-    for _ in 0..tasks_count {
-        tasks.push(decode_times(body)?);
-    }
-    let mut channels = Vec::with_capacity(channels_count);
-    for _ in 0..channels_count {
-        channels.push(decode_summary(body)?);
-    }
-    Ok(Stats { read_at_ns, is_last, tasks_left_out, channels_left_out, tasks, channels })
-}
-
-fn decode_times(body: &mut Fields<'_>) -> Result<TaskTimes, WireError> {
-    let instance = body.u64("instance")?;
-    let index = match body.u32("index")? {
-        UNKNOWN_U32 => None,
-        found if found < PARALLELISM_MAX => Some(found),
-        found => {
-            let needed = "below 4096, or 4294967295 (none)";
-            return Err(WireError::Field { field: "index", found: u64::from(found), needed });
-        }
-    };
-    let mut windows = [TaskShares::default(); TASK_WINDOWS];
-    for window in &mut windows {
-        *window = body.shares()?;
-    }
-    let mut total_ns = [0; 4];
-    for ns in &mut total_ns {
-        *ns = body.u64("total time")?;
-    }
-    let known = |number: u32| (number != UNKNOWN_U32).then_some(number);
-    let process = ProcessTimes {
-        ran: known(body.u32("time on processors")?),
-        waited: known(body.u32("time ready")?),
-        busy: body.u32("busy time of the process")?,
-    };
-    Ok(TaskTimes { task: body.name("task")?, instance, index, windows, total_ns, process })
-}
-
-fn decode_summary(body: &mut Fields<'_>) -> Result<ChannelSummary, WireError> {
-    let producer = ProducerIndex(body.u32("producer")?);
-    let consumer = ConsumerIndex(body.u32("consumer")?);
-    let side = match body.u8("side")? {
-        SIDE_SEND => Side::Send,
-        SIDE_RECEIVE => Side::Receive,
-        found => {
-            let needed = "1 (send) or 2 (receive)";
-            return Err(WireError::Field { field: "side", found: u64::from(found), needed });
-        }
-    };
-    let (send_stalled, emit_stalled) = (body.stalled("send stall")?, body.stalled("emit stall")?);
-    let (bytes, records) = (body.u64("bytes per second")?, body.u64("records per second")?);
-    let queued_bytes = body.u64("queued bytes")?;
-    let (backlog, credit) = (body.u32("backlog")?, body.u32("credit")?);
-    let mut usages = [None; 3];
-    for usage in &mut usages {
-        *usage = match body.u16("pool usage")? {
-            UNKNOWN_U16 => None,
-            found => Some(found),
-        };
-    }
-    let [pool_usage, exclusive_usage, floating_usage] = usages;
-    let (shard_ran, shard_waited) =
-        (body.known_milliseconds("shard ran")?, body.known_milliseconds("shard waited")?);
-    Ok(ChannelSummary {
-        exchange: body.name("exchange")?,
-        producer,
-        consumer,
-        side,
-        send_stalled,
-        emit_stalled,
-        bytes,
-        records,
-        queued_bytes,
-        backlog,
-        credit,
-        pool_usage,
-        exclusive_usage,
-        floating_usage,
-        shard_ran,
-        shard_waited,
-    })
-}
-
 /// What of a body is not read yet. Every read checks that the bytes are there.
 struct Fields<'a> {
     rest: &'a [u8],
@@ -404,6 +308,29 @@ impl<'a> Fields<'a> {
                 Err(WireError::Field { field, found: u64::from(found), needed })
             }
             found => Ok(Some(found)),
+        }
+    }
+
+    /// A number, or that it is not known.
+    fn known_u32(&mut self, field: &'static str) -> Result<Option<u32>, WireError> {
+        Ok(Some(self.u32(field)?).filter(|number| *number != UNKNOWN_U32))
+    }
+
+    /// What a node says of its probes.
+    fn probes(&mut self) -> Result<String, WireError> {
+        let field = "text of the probes";
+        let length = usize::from(self.u8(field)?);
+        if length > PROBES_TEXT_BYTES_MAX {
+            return Err(WireError::Field { field, found: length as u64, needed: "at most 96 bytes" });
+        }
+        let text = self.bytes(field, length)?;
+        let text = core::str::from_utf8(text).map_err(|_| WireError::Text { field })?;
+        match text.chars().find(|character| character.is_control()) {
+            None => Ok(String::from(text)),
+            // It ends on somebody's terminal: a peer must not be able to write lines or escapes there.
+            Some(found) => {
+                Err(WireError::Field { field, found: found.into(), needed: "no control characters" })
+            }
         }
     }
 

@@ -6,8 +6,9 @@ use super::handshake::Hello;
 use super::header::{Flags, HEADER_BYTES, Header};
 use super::message::{
     CHECKSUM_OPEN, Cancel, CatalogEntry, ChannelSummary, ENTRY_GATE, ENTRY_PARTITION, GateEntry, Limit,
-    Message, OpenChannel, PartitionEntry, ProcessTimes, Resume, SIDE_RECEIVE, SIDE_SEND, Stats, TaskShares,
-    TaskTimes, UNKNOWN_U16, UNKNOWN_U32,
+    Message, OpenChannel, PROBES_TEXT_BYTES_MAX, PartitionEntry, ProcessTimes, Resume, SIDE_RECEIVE,
+    SIDE_SEND, SOCKET_PROBED, SOCKET_SAMPLED, SOCKET_UNKNOWN, SocketSummary, Stats, TaskShares, TaskTimes,
+    UNKNOWN_U16, UNKNOWN_U32,
 };
 use crate::exchange::{Name, Shape};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure};
@@ -18,7 +19,7 @@ use crate::wants::GateWants;
 ///
 /// The caller keeps payloads and entry counts within their bounds ([`super::EVENT_BYTES_MAX`],
 /// [`super::CATALOG_ENTRIES_MAX`], [`super::TASK_TIMES_MAX`], [`super::CHANNEL_SUMMARIES_MAX`]); the peer refuses a frame
-/// that is over them. A failure's text is cut to its bound.
+/// that is over them. The text of a failure, and that of probes, is cut to its bound.
 pub fn encode(message: &Message, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -182,6 +183,7 @@ fn encode_stats(stats: &Stats, out: &mut Vec<u8>) {
     put_u32(out, stats.channels_left_out);
     put_count(out, stats.tasks.len());
     put_count(out, stats.channels.len());
+    put_probes(out, &stats.probes);
     stats.tasks.iter().for_each(|times| encode_times(times, out));
     stats.channels.iter().for_each(|channel| encode_summary(channel, out));
 }
@@ -217,7 +219,37 @@ fn encode_summary(channel: &ChannelSummary, out: &mut Vec<u8>) {
     for number in usages.into_iter().chain([channel.shard_ran, channel.shard_waited]) {
         put_u16(out, number.unwrap_or(UNKNOWN_U16));
     }
+    put_socket(out, channel.socket);
     put_name(out, &channel.exchange);
+}
+
+/// As much of a text as fits, with what would leave its line replaced: a peer refuses that.
+fn put_probes(out: &mut Vec<u8>, text: &str) {
+    let mut probes = Vec::with_capacity(PROBES_TEXT_BYTES_MAX);
+    for character in text.chars() {
+        let character = if character.is_control() { '?' } else { character };
+        if probes.len() + character.len_utf8() > PROBES_TEXT_BYTES_MAX {
+            break;
+        }
+        probes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+    }
+    out.push(u8::try_from(probes.len()).unwrap_or(0));
+    out.extend_from_slice(&probes);
+}
+
+/// 29 bytes: where it is from, the states, and four numbers. A link of which nothing is known has no number of them.
+fn put_socket(out: &mut Vec<u8>, socket: Option<SocketSummary>) {
+    out.push(match socket {
+        None => SOCKET_UNKNOWN,
+        Some(SocketSummary { is_approximate: false, .. }) => SOCKET_PROBED,
+        Some(SocketSummary { is_approximate: true, .. }) => SOCKET_SAMPLED,
+    });
+    let socket = socket.unwrap_or_default();
+    socket.states.into_iter().for_each(|ms| put_u16(out, ms.unwrap_or(UNKNOWN_U16)));
+    let SocketSummary { retransmitted, send_queue_bytes, receive_queue_bytes, residence_us, .. } = socket;
+    for number in [retransmitted, send_queue_bytes, receive_queue_bytes, residence_us] {
+        put_u32(out, number.unwrap_or(UNKNOWN_U32));
+    }
 }
 
 /// 16 bytes: parallelism of both sides, segment size, strategy, checksum, 2 reserved.

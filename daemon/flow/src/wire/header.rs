@@ -20,7 +20,7 @@ use crate::ids::{ChannelIndex, Sequence};
 pub const HEADER_BYTES: usize = 32;
 
 /// Version of everything in this module. Peers must have the same.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Largest payload of an event, in bytes.
 pub const EVENT_BYTES_MAX: u32 = 1024;
@@ -218,7 +218,7 @@ frame_types! {
     /// Partitions of the sending node.
     Catalog = 17, Link, 2, CONTROL_BYTES_MAX, Flags::NONE, [];
     /// What the sending node's tasks and channels did lately.
-    Stats = 18, Link, 21, CONTROL_BYTES_MAX, Flags::NONE, [];
+    Stats = 18, Link, 22, CONTROL_BYTES_MAX, Flags::NONE, [];
     /// The sender will close the link, at once or when the channels on it have ended, and why.
     Goodbye = 19, Link, FAILURE_BYTES_MIN, FAILURE_BYTES_MAX, Flags::NONE, [];
     /// First frame of each end on a socket that replaces another: how much of the peer's control it has.

@@ -1,5 +1,6 @@
 //! Every control frame as an owned value.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
@@ -31,11 +32,23 @@ pub const TASK_TIMES_MAX: usize = 128;
 /// Most ends of channels of one Stats frame. More are sent as several frames.
 pub const CHANNEL_SUMMARIES_MAX: usize = 256;
 
+/// Most bytes of what a node says of its kernel probes in a Stats frame.
+pub const PROBES_TEXT_BYTES_MAX: usize = 96;
+
 /// What stands for a number of 4 bytes that is not known.
 pub(super) const UNKNOWN_U32: u32 = u32::MAX;
 
 /// What stands for a number of 2 bytes that is not known.
 pub(super) const UNKNOWN_U16: u16 = u16::MAX;
+
+/// What a channel's end says if nothing is known of the socket of its link.
+pub(super) const SOCKET_UNKNOWN: u8 = 0;
+
+/// If kernel probes tell what it did.
+pub(super) const SOCKET_PROBED: u8 = 1;
+
+/// If it is looked at now and then.
+pub(super) const SOCKET_SAMPLED: u8 = 2;
 
 /// Number of the sending end of a channel.
 pub(super) const SIDE_SEND: u8 = 1;
@@ -373,6 +386,9 @@ pub struct Stats {
     pub tasks_left_out: u32,
     /// Ends of channels that the reading leaves out; they waited less than those that are in it.
     pub channels_left_out: u32,
+    /// How the sending node looks at the sockets of its links, as one line; empty if it does not say. What is longer than
+    /// [`PROBES_TEXT_BYTES_MAX`] is cut.
+    pub probes: String,
     /// At most [`TASK_TIMES_MAX`].
     pub tasks: Vec<TaskTimes>,
     /// At most [`CHANNEL_SUMMARIES_MAX`].
@@ -464,4 +480,31 @@ pub struct ChannelSummary {
     pub shard_ran: Option<u16>,
     /// Milliseconds per second that it was ready to run and waited for a processor.
     pub shard_waited: Option<u16>,
+    /// What the socket of the link did that carries the channel. None if nothing is known of one.
+    pub socket: Option<SocketSummary>,
+}
+
+/// States that the sending side of a socket can be in.
+pub const SOCKET_STATES: usize = 6;
+
+/// Their names in output, in the order of [`SocketSummary::states`].
+pub const SOCKET_STATE_NAMES: [&str; SOCKET_STATES] =
+    ["idle", "flight", "held", "congestion_window", "receive_window", "send_buffer"];
+
+/// What the socket of a link did at one end in the last second. What is not known is none, never 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketSummary {
+    /// Whether any of it comes from looking now and then, and not from kernel probes.
+    pub is_approximate: bool,
+    /// Milliseconds per second that its sending side was idle, in flight, held, and limited by the congestion window, the
+    /// receive window and the send buffer. Each at most [`SECOND_MS`].
+    pub states: [Option<u16>; SOCKET_STATES],
+    /// TCP segments that were sent again, per second.
+    pub retransmitted: Option<u32>,
+    /// Bytes written and not acknowledged, now.
+    pub send_queue_bytes: Option<u32>,
+    /// Bytes that arrived and were not read, now.
+    pub receive_queue_bytes: Option<u32>,
+    /// Microseconds from the arrival of bytes to their being read, the mean of those read.
+    pub residence_us: Option<u32>,
 }

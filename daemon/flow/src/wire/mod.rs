@@ -28,6 +28,7 @@ pub use header::{
 };
 pub use message::{
     CATALOG_ENTRIES_MAX, CHANNEL_SUMMARIES_MAX, Cancel, CatalogEntry, ChannelSummary, GateEntry, GateState,
-    Limit, Message, OpenChannel, PartitionEntry, PartitionState, ProcessTimes, Resume, SECOND_MS, Stats,
-    TASK_TIMES_MAX, TASK_WINDOWS, TaskShares, TaskTimes,
+    Limit, Message, OpenChannel, PROBES_TEXT_BYTES_MAX, PartitionEntry, PartitionState, ProcessTimes, Resume,
+    SECOND_MS, SOCKET_STATE_NAMES, SOCKET_STATES, SocketSummary, Stats, TASK_TIMES_MAX, TASK_WINDOWS,
+    TaskShares, TaskTimes,
 };

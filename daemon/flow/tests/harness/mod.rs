@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate of its own and uses its part")]
 
+pub mod clients;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;

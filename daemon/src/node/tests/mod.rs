@@ -167,6 +167,8 @@ fn snapshot(shard: u16) -> ShardSnapshot {
         partitions: Vec::new(),
         gates: Vec::new(),
         channels: Vec::new(),
+        past_send_stalls: Default::default(),
+        past_emit_stalls: Default::default(),
         links: Vec::new(),
         sockets: BTreeMap::new(),
         counts: ShardCounts::default(),

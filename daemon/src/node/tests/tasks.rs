@@ -157,7 +157,9 @@ async fn a_task_without_partition_and_gate_is_told_and_is_in_no_plan() {
 async fn a_peer_that_lies_is_bounded_and_one_that_falls_silent_is_stale() {
     use weir_flow::stall::CAUSES;
     use weir_flow::stats::Side;
-    use weir_flow::wire::{ChannelSummary, ProcessTimes, Stats, TaskShares, TaskTimes, encode};
+    use weir_flow::wire::{
+        ChannelSummary, ProcessTimes, SOCKET_STATES, SocketSummary, Stats, TaskShares, TaskTimes, encode,
+    };
 
     let node = TestNode::start(options("a"), 1);
     let mut link = control_link(&node, "liar").await;
@@ -187,12 +189,21 @@ async fn a_peer_that_lies_is_bounded_and_one_that_falls_silent_is_stale() {
         floating_usage: None,
         shard_ran: Some(1000),
         shard_waited: Some(1000),
+        socket: Some(SocketSummary {
+            is_approximate: false,
+            states: [Some(1000); SOCKET_STATES],
+            retransmitted: Some(u32::MAX - 1),
+            send_queue_bytes: Some(u32::MAX - 1),
+            receive_queue_bytes: Some(u32::MAX - 1),
+            residence_us: Some(u32::MAX - 1),
+        }),
     };
     let stats = Stats {
         read_at_ns: 1,
         is_last: true,
         tasks_left_out: u32::MAX,
         channels_left_out: u32::MAX,
+        probes: "OK\u{1b}[2J".repeat(99),
         tasks: vec![times],
         channels: vec![summary],
     };

@@ -102,6 +102,7 @@ pub(super) fn node(text: &mut Exposition, facts: &Facts) {
     sockets(text, links);
     tasks(text, &facts.tasks);
     partitions(text, &facts.stalls);
+    lengths(text, &facts.stalls);
 }
 
 /// One family of links. `sample` gets the labels of each.
@@ -202,6 +203,36 @@ fn partitions(text: &mut Exposition, report: &StallsReport) {
         family.sample(&[&partition.exchange, &partition.producer.to_string()], partition.pool_usage);
     }
 }
+
+/// Lengths of waits of the whole node by cause. Without all shards they would be less than they were, which reads as if the
+/// daemon had begun anew.
+fn lengths(text: &mut Exposition, report: &StallsReport) {
+    let Some(past) = &report.past else { return };
+    for (metric, causes) in
+        [(&registry::SEND_STALL_LENGTHS, &past.send), (&registry::EMIT_STALL_LENGTHS, &past.emit)]
+    {
+        let mut family = text.family(metric);
+        for (cause, past) in causes {
+            let (buckets, beyond) = length_buckets(report, &past.length_buckets);
+            family.histogram(&[cause], &buckets, beyond, past.seconds_total);
+        }
+    }
+}
+
+/// Every [`LENGTHS_STEP`]th bound from the first on, with what lies between; and what is beyond the last.
+fn length_buckets(report: &StallsReport, counts: &[u64]) -> (Vec<(f64, u64)>, u64) {
+    let (mut buckets, mut since) = (Vec::new(), 0_u64);
+    for (at, (end, count)) in report.length_bucket_ends_seconds.iter().zip(counts).enumerate() {
+        since = since.saturating_add(*count);
+        if let Some(end) = end.filter(|_| at % LENGTHS_STEP == LENGTHS_STEP - 1) {
+            buckets.push((end, std::mem::take(&mut since)));
+        }
+    }
+    (buckets, since)
+}
+
+/// Of the bounds of lengths one in so many is written: each four times the one before, from 2 us to 34 s.
+const LENGTHS_STEP: usize = 2;
 
 /// A value of a shard.
 type ShardColumn = (&'static Metric, fn(&ShardRow) -> Value);

@@ -143,6 +143,13 @@ metrics! {
         ["exchange", "side", "producer", "consumer", "peer", "cause"] "seconds":
         "Time in which the producer's application waited at the quota or the event window of a channel, by the cause for which \
          that channel waited; sending ends only.";
+    SEND_STALL_LENGTHS = Histogram "weir_send_stall_seconds" ["cause"] "seconds":
+        "Lengths of the send stalls of all channels that have ended, by the cause that held longest in each, those of channels \
+         that have gone included. The sum is the time of that cause, as `weir_channel_send_stall_seconds_total` counts it: a wait \
+         that goes on is in it. No series while a shard does not answer.";
+    EMIT_STALL_LENGTHS = Histogram "weir_emit_stall_seconds" ["cause"] "seconds":
+        "The same of emit stalls: the sum is the time of `weir_channel_emit_stall_seconds_total` and of \
+         `weir_partition_emit_stall_seconds_total` together.";
     CHANNEL_CREDIT = Gauge "weir_channel_credit_segments" ["exchange", "side", "producer", "consumer", "peer"] "segments":
         "Receive segments that the sender may still open (send), or that are granted and not opened (receive).";
     CHANNEL_BACKLOG = Gauge "weir_channel_backlog_segments" ["exchange", "side", "producer", "consumer", "peer"] "segments":

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use weir_flow::stall::{CAUSES, Cause, STALL_BUCKETS, StallLengths};
+
 use super::*;
 use crate::control::snapshot::{
     ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION, ShardRow, StatusReport,
     Subsystem,
 };
+use crate::control::stalls::{PastWait, PastWaits};
 
 /// A sending end of an exchange without other producers.
 pub(super) fn row(exchange: &str, consumer: u32, bytes_total: u64) -> ChannelRow {
@@ -53,7 +56,8 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
             shards_missing: Vec::new(),
         },
         stalls: serde_json::from_value(serde_json::json!({
-            "schema_version": 1, "node": "a", "length_bucket_ends_seconds": [], "channels": [], "links": [],
+            "schema_version": 1, "node": "a", "length_bucket_ends_seconds": ends(), "channels": [], "links": [],
+            "past": { "send": { "consumer": past(7.5) }, "emit": { "pool": past(0.5) } },
             "node_total": { "send": waits(0.0), "emit": waits(0.0) },
             "partitions": [{ "exchange": "x", "producer": 0, "producers": 1, "shard": 0, "emit": waits(2.5),
                 "pool_usage": 1.25, "quota_usage": 0.5 }],
@@ -67,6 +71,20 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
         }))
         .unwrap(),
     }
+}
+
+/// Where the buckets of lengths end, as the control socket tells it.
+fn ends() -> Vec<Option<f64>> {
+    (0..STALL_BUCKETS).map(|bucket| StallLengths::end_ns(bucket).map(|ns| ns as f64 / 1e9)).collect()
+}
+
+/// A wait of 1.5 us, two of 3 us, one of 50 s and one of 100 s.
+fn past(seconds: f64) -> serde_json::Value {
+    let mut lengths = StallLengths::default();
+    for (ns, waits) in [(1_500, 1), (3_000, 2), (50_000_000_000, 1), (100_000_000_000, 1)] {
+        lengths.record(ns, waits);
+    }
+    serde_json::json!({ "seconds_total": seconds, "length_buckets": lengths.buckets })
 }
 
 fn instance(node: &str, index: u32) -> serde_json::Value {
@@ -153,6 +171,13 @@ fn every_metric_is_written_and_no_other() {
         ),
         ("weir_partition_emit_stall_seconds_total{exchange=\"x\",producer=\"0\",cause=\"consumer\"}", 2.5),
         ("weir_partition_pool_usage_ratio{exchange=\"x\",producer=\"0\"}", 1.25),
+        ("weir_send_stall_seconds_bucket{cause=\"consumer\",le=\"0.000002048\"}", 1.0),
+        ("weir_send_stall_seconds_bucket{cause=\"consumer\",le=\"0.000008192\"}", 3.0),
+        ("weir_send_stall_seconds_bucket{cause=\"consumer\",le=\"34.359738368\"}", 3.0),
+        ("weir_send_stall_seconds_bucket{cause=\"consumer\",le=\"+Inf\"}", 5.0),
+        ("weir_send_stall_seconds_count{cause=\"consumer\"}", 5.0),
+        ("weir_send_stall_seconds_sum{cause=\"consumer\"}", 7.5),
+        ("weir_emit_stall_seconds_sum{cause=\"pool\"}", 0.5),
         ("weir_task_seconds_total{task=\"map\",index=\"0\",state=\"busy\"}", 4.0),
         (
             "weir_link_socket_seconds_total{peer=\"b\",shard=\"0\",peer_shard=\"1\",state=\"receive_window\"}",
@@ -186,8 +211,11 @@ fn what_is_not_known_has_no_series() {
     facts.status.links[0].round_trip_min_seconds = None;
     facts.status.links[0].socket = None;
     facts.status.shards.clear();
+    facts.stalls.past = None;
     let text = Exporter::new(10).expose(&facts, Format::Prometheus);
     for absent in [
+        "weir_send_stall_seconds",
+        "weir_emit_stall_seconds",
         "weir_link_round_trip_min_seconds",
         "weir_link_socket_seconds_total",
         "weir_link_receive_residence_seconds",
@@ -215,6 +243,23 @@ fn ten_thousand_channels_are_bounded_series_with_the_sums_of_all() {
 }
 
 #[test]
+fn lengths_of_waits_are_few_series_whatever_is_attached() {
+    let rows: Vec<ChannelRow> = (0..5_000).map(|consumer| row("clicks", consumer, 10)).collect();
+    for rows in [Vec::new(), rows] {
+        let mut facts = facts(rows);
+        let cause = |cause: Cause| (cause.as_str().to_owned(), serde_json::from_value(past(1.0)).unwrap());
+        let all: BTreeMap<String, PastWait> = Cause::ALL.map(cause).into();
+        facts.stalls.past = Some(PastWaits { send: all.clone(), emit: all });
+        let text = Exporter::new(1000).expose(&facts, Format::OpenMetrics);
+        for name in ["weir_send_stall_seconds", "weir_emit_stall_seconds"] {
+            let count = samples(&text).keys().filter(|series| metric(series) == name).count();
+            // 13 bounds, one without an end, sum and count, for each cause.
+            assert_eq!(count, 16 * CAUSES, "{name}");
+        }
+    }
+}
+
+#[test]
 fn the_series_of_a_channel_that_has_ended_are_gone() {
     let exporter = Exporter::new(10);
     let both = facts(vec![row("x", 0, 10), row("gone", 0, 5)]);
@@ -223,12 +268,35 @@ fn the_series_of_a_channel_that_has_ended_are_gone() {
     assert!(!exporter.expose(&one, Format::Prometheus).contains("exchange=\"gone\""));
 }
 
-/// Metrics that a file names.
-fn named(file: &str) -> BTreeSet<String> {
+/// A file beside the service files.
+fn read(file: &str) -> String {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd").join(file);
-    let text = std::fs::read_to_string(path).unwrap();
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// Metrics that a file names; those of the series of a histogram are its own.
+fn named(file: &str) -> BTreeSet<String> {
+    let text = read(file);
     let words = text.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'));
-    words.filter(|word| word.starts_with("weir_")).map(str::to_owned).collect()
+    let is_histogram = |name: &&str| {
+        let histograms = registry::ALL.iter().filter(|metric| metric.kind == registry::Kind::Histogram);
+        histograms.map(|metric| metric.name).any(|histogram| histogram == *name)
+    };
+    let names = words.filter(|word| word.starts_with("weir_"));
+    names.map(|word| Some(metric(word)).filter(is_histogram).unwrap_or(word).to_owned()).collect()
+}
+
+/// A rule for a bound that no bucket has matches nothing, and nobody notices.
+#[test]
+fn alerts_name_only_bounds_that_buckets_have() {
+    let text = Exporter::new(1).expose(&facts(Vec::new()), Format::Prometheus);
+    let rules = read("prometheus/weir.rules.yml");
+    let bounds: Vec<&str> = rules.split("le=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(!bounds.is_empty());
+    for bound in bounds {
+        let bucket = format!("weir_send_stall_seconds_bucket{{cause=\"consumer\",le=\"{bound}\"}}");
+        assert!(text.contains(&bucket), "{bound}");
+    }
 }
 
 #[test]
@@ -239,9 +307,7 @@ fn dashboard_and_alerts_name_only_metrics_that_there_are() {
         assert!(!named.is_empty(), "{file}");
         assert_eq!(named.difference(&written).collect::<Vec<_>>(), [] as [&String; 0], "{file}");
     }
-    let dashboard = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/grafana/weir.json");
-    let dashboard: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(dashboard).unwrap()).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&read("grafana/weir.json")).unwrap();
     for panel in dashboard["panels"].as_array().unwrap() {
         assert!(panel["description"].as_str().is_some_and(|text| text.ends_with('.')), "{}", panel["title"]);
     }

@@ -2,7 +2,9 @@
 
 use std::ops::AddAssign;
 
-use weir_ebpf_abi::{Account, QUEUE_BUCKETS, SEND_STATES, SendState, TIME_BUCKETS, bucket};
+use weir_ebpf_abi::{
+    Account, MARKS, QUEUE_BUCKETS, ReceiveAccount, SEND_STATES, SendState, TIME_BUCKETS, bucket,
+};
 
 use super::info::Reading;
 
@@ -33,10 +35,14 @@ pub(crate) struct SocketAccount {
     pub(crate) send_queue: Queue,
     /// Bytes that arrived and were not read.
     pub(crate) receive_queue: Queue,
+    /// How long the first of what is unread has waited; 0 if nothing is, and `None` too when there is no socket.
+    pub(crate) unread_age_ns: Option<u64>,
     /// How long what arrived waited to be read.
     pub(crate) residence: Option<Residence>,
     /// Segments sent again.
     pub(crate) retransmitted_segments: Option<u64>,
+    /// When one last was, on the monotonic clock; `None` too if none ever was.
+    pub(crate) retransmitted_last_ns: Option<u64>,
     /// Time in which the peer had no room at all for what waited.
     pub(crate) zero_window_ns: Option<u64>,
     /// How often that began.
@@ -58,19 +64,21 @@ pub(crate) struct Queue {
     pub(crate) histogram_ns: Option<[u64; QUEUE_BUCKETS]>,
 }
 
-/// Times from arrival to read.
+/// Times from arrival to read: of all arrivals, or of those that a look now and then has found unread, each with the time
+/// until the last look that did. Of the others nothing is known, and so nothing of how many there were and how long all
+/// of them took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Residence {
     /// How many arrivals were read.
-    pub(crate) total: u64,
+    pub(crate) total: Option<u64>,
     /// All their times together.
-    pub(crate) sum_ns: u64,
-    /// The longest.
+    pub(crate) sum_ns: Option<u64>,
+    /// The longest; of those that a look has found, which is at most the longest of all.
     pub(crate) max_ns: u64,
     /// How many took how long, by [`bucket`] of nanoseconds.
     pub(crate) histogram: [u64; TIME_BUCKETS],
     /// Arrivals that are not among them, for too many before them were not read.
-    pub(crate) unmarked_total: u64,
+    pub(crate) unmarked_total: Option<u64>,
 }
 
 /// Stalls of a socket that have ended.
@@ -123,16 +131,18 @@ impl SocketAccount {
                 max_bytes: Some(receive.queued_max_bytes),
                 histogram_ns: Some(unread_ns),
             },
+            unread_age_ns: open.and_then(|(reading, now_ns)| unread_age_ns(receive, reading, now_ns)),
             residence: Some(Residence {
-                total: receive.residence_total,
-                sum_ns: receive.residence_ns,
+                total: Some(receive.residence_total),
+                sum_ns: Some(receive.residence_ns),
                 max_ns: receive.residence_max_ns,
                 histogram: receive.residence_histogram,
-                unmarked_total: receive.marks_lost,
+                unmarked_total: Some(receive.marks_lost),
             }),
             retransmitted_segments: Some(
                 open.map_or(send.retransmitted_segments, |(reading, _)| reading.retransmitted_segments),
             ),
+            retransmitted_last_ns: Some(send.retransmitted_last_ns).filter(|ns| *ns > 0),
             zero_window_ns: Some(send.zero_window_ns),
             zero_window_total: Some(send.zero_window_total),
             round_trip_ns: Some(send.round_trip_us.saturating_mul(1000)).filter(|ns| *ns > 0),
@@ -149,6 +159,7 @@ impl SocketAccount {
     /// What one hook less leaves unknown: without reads, when anything was read.
     pub(crate) fn without_reads(mut self) -> Self {
         self.residence = None;
+        self.unread_age_ns = None;
         self.receive_queue.max_bytes = None;
         self.receive_queue.histogram_ns = None;
         self
@@ -159,9 +170,20 @@ impl SocketAccount {
         self.state = None;
         self.send_queue.bytes = None;
         self.receive_queue.bytes = None;
+        self.unread_age_ns = None;
         self.round_trip_ns = None;
         self
     }
+}
+
+/// How long the first of what is unread has been there. What arrived before watching began has no mark, nor what found no
+/// place for one.
+fn unread_age_ns(receive: &ReceiveAccount, reading: &Reading, now_ns: u64) -> Option<u64> {
+    if receive.marks_read < receive.marks_written {
+        let mark = receive.marks.get(receive.marks_read as usize % MARKS)?;
+        return Some(now_ns.saturating_sub(mark.arrived_ns));
+    }
+    (reading.unread_bytes == 0).then_some(0)
 }
 
 /// A later socket of the same link: sums are added up, and what is now is that of the later one. What is known of one
@@ -180,7 +202,9 @@ impl AddAssign<SocketAccount> for SocketAccount {
         self.sockets += later.sockets;
         self.watched_ns += later.watched_ns;
         self.state = later.state;
+        self.unread_age_ns = later.unread_age_ns;
         self.round_trip_ns = later.round_trip_ns;
+        self.retransmitted_last_ns = self.retransmitted_last_ns.max(later.retransmitted_last_ns);
         both(&mut self.state_ns, later.state_ns, |a, b| each(a, &b));
         both(&mut self.state_entries, later.state_entries, |a, b| each(a, &b));
         self.send_queue.add(later.send_queue);
@@ -209,10 +233,15 @@ impl Queue {
 
 impl Residence {
     fn add(&mut self, later: Self) {
-        self.total += later.total;
-        self.sum_ns += later.sum_ns;
+        // What is known of a part of the arrivals only is not known of all.
+        for (sum, more) in [
+            (&mut self.total, later.total),
+            (&mut self.sum_ns, later.sum_ns),
+            (&mut self.unmarked_total, later.unmarked_total),
+        ] {
+            *sum = sum.zip(more).map(|(sum, more)| sum + more);
+        }
         self.max_ns = self.max_ns.max(later.max_ns);
-        self.unmarked_total += later.unmarked_total;
         each(&mut self.histogram, &later.histogram);
     }
 }
@@ -270,7 +299,34 @@ mod tests {
         account.receive.changed_ns = 1_200;
         account.receive.queued_ns[0] = 200;
         account.receive.queued_bytes = 5;
+        account.receive.residence_total = 1;
+        account.receive.residence_ns = 4;
+        account.receive.residence_max_ns = 4;
+        account.receive.residence_histogram[3] = 1;
         account
+    }
+
+    fn residence(account: &SocketAccount) -> Residence {
+        account.residence.clone().unwrap()
+    }
+
+    #[test]
+    fn what_is_unread_is_as_old_as_the_first_mark_that_is_not_read() {
+        let mut account = account();
+        let unread = |bytes| Reading { unread_bytes: bytes, ..Reading::default() };
+        let age = |account: &Account, reading: &Reading| {
+            SocketAccount::from_probes(account, Some((reading, 1_800))).unread_age_ns
+        };
+        assert_eq!((age(&account, &unread(0)), age(&account, &unread(5))), (Some(0), None));
+        account.receive.marks_read = MARKS as u64 + 2;
+        account.receive.marks_written = MARKS as u64 + 4;
+        account.receive.marks[2].arrived_ns = 1_100;
+        account.receive.marks[3].arrived_ns = 1_700;
+        assert_eq!(age(&account, &unread(5)), Some(700));
+        assert_eq!(SocketAccount::from_probes(&account, None).unread_age_ns, None);
+        let open = SocketAccount::from_probes(&account, Some((&unread(5), 1_800)));
+        assert_eq!(open.clone().without_reads().unread_age_ns, None);
+        assert_eq!(open.ended().unread_age_ns, None);
     }
 
     #[test]
@@ -317,7 +373,17 @@ mod tests {
             (unknown.residence.clone(), unknown.zero_window_total, unknown.state_ns),
             (None, None, None)
         );
-        unknown += probed;
+        unknown += probed.clone();
         assert!(unknown.approximate && unknown.residence.is_some());
+
+        // Of the arrivals at one of the two only some were seen.
+        let seen =
+            Residence { total: None, sum_ns: None, max_ns: 9, unmarked_total: None, ..residence(&probed) };
+        let mut some = probed.clone();
+        some += SocketAccount { residence: Some(seen), ..sampled };
+        assert!(some.approximate);
+        let of_both = residence(&some);
+        assert_eq!((of_both.total, of_both.sum_ns, of_both.unmarked_total), (None, None, None));
+        assert_eq!((of_both.max_ns, of_both.histogram[3]), (9, 2));
     }
 }

@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use weir_ebpf_abi::SendState;
 
+use super::arrival;
+
 /// A socket at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
@@ -23,6 +25,13 @@ pub(crate) struct Reading {
     pub(crate) unsent_bytes: u64,
     /// Bytes that arrived and were not read.
     pub(crate) unread_bytes: u64,
+    /// Bytes of the stream that have arrived so far.
+    pub(crate) received_bytes: u64,
+    /// Of those, bytes that were read; `None`: others arrived while it was asked.
+    pub(crate) read_bytes: Option<u64>,
+    /// When the first of those that were not read arrived, in nanoseconds of `CLOCK_MONOTONIC`, or a little later; `None`
+    /// too where that is not asked for, and where nothing is unread.
+    pub(crate) oldest_arrival_ns: Option<u64>,
     /// Segments sent again so far.
     pub(crate) retransmitted_segments: u64,
     /// Smoothed round trip, in nanoseconds; 0 before the first.
@@ -48,7 +57,11 @@ impl Reading {
     /// # Errors
     /// The descriptor is not that of a TCP socket.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let unread_before_bytes = queue_bytes(socket, libc::FIONREAD)?;
         let info = tcp_info(socket)?;
+        let unread_bytes = queue_bytes(socket, libc::FIONREAD)?;
+        // Otherwise the two are of different moments.
+        let is_settled = unread_bytes == unread_before_bytes;
         let micro = |micro: u64| micro.saturating_mul(1000);
         let under_way = u64::from(info.tcpi_unacked) + u64::from(info.tcpi_retrans);
         Ok(Self {
@@ -57,7 +70,10 @@ impl Reading {
             send_buffer_ns: micro(info.tcpi_sndbuf_limited),
             queued_bytes: queue_bytes(socket, libc::TIOCOUTQ)?,
             unsent_bytes: info.tcpi_notsent_bytes.into(),
-            unread_bytes: queue_bytes(socket, libc::FIONREAD)?,
+            unread_bytes,
+            received_bytes: info.tcpi_bytes_received,
+            read_bytes: is_settled.then(|| info.tcpi_bytes_received.saturating_sub(unread_bytes)),
+            oldest_arrival_ns: None,
             retransmitted_segments: info.tcpi_total_retrans.into(),
             round_trip_ns: micro(info.tcpi_rtt.into()),
             peer_window_bytes: info.tcpi_snd_wnd.into(),
@@ -67,6 +83,16 @@ impl Reading {
             congestion_window_segments: info.tcpi_snd_cwnd.into(),
             is_established: info.tcpi_state == ESTABLISHED,
         })
+    }
+
+    /// The same, with when the oldest unread byte arrived: to be asked for by whoever reads the socket, and of a socket
+    /// whose arrivals are stamped. Takes nothing out of it.
+    pub(crate) fn with_arrival(mut self, socket: BorrowedFd<'_>) -> Self {
+        // A look at an empty queue would take an error of the connection, which is for whoever reads.
+        if self.unread_bytes > 0 && self.is_established {
+            self.oldest_arrival_ns = arrival::oldest_arrival_ns(socket);
+        }
+        self
     }
 
     /// What the sending side waits for at this moment, as far as these numbers tell: the kernel's own clocks show what
@@ -121,7 +147,7 @@ fn queue_bytes(socket: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<u64> 
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
@@ -146,6 +172,29 @@ mod tests {
             std::thread::yield_now();
         }
         panic!("1000 bytes did not arrive");
+    }
+
+    #[test]
+    fn what_was_read_is_what_arrived_and_does_not_lie_there_any_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let mut read = 0;
+        for bytes in [1, 500, 70_000] {
+            near.write_all(&vec![7; bytes]).unwrap();
+            let reading = loop {
+                let reading = Reading::of(far.as_fd()).unwrap();
+                assert!(reading.read_bytes.is_none_or(|found| found == read), "{reading:?}");
+                if reading.unread_bytes == bytes as u64 && reading.read_bytes.is_some() {
+                    break reading;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!((reading.received_bytes, reading.oldest_arrival_ns), (read + bytes as u64, None));
+            far.read_exact(&mut vec![0; bytes]).unwrap();
+            read += bytes as u64;
+            assert_eq!(Reading::of(far.as_fd()).unwrap().read_bytes, Some(read));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{SocketWatch, Stalls, monotonic_ns};
 use crate::observe::probes::cause::Cause;
-use crate::observe::probes::hooks::HookState;
+use crate::observe::probes::hooks::{HookState, Need};
 use crate::observe::probes::{Probes, Sources, WatchedSocket, load};
 
 /// Watches sockets: one for all shards and the control thread.
@@ -64,6 +64,13 @@ impl Observer {
     /// Why there are no probes; `None`: there are.
     pub(crate) fn cause(&self) -> Option<&Cause> {
         self.shared.probes.as_ref().err()
+    }
+
+    /// Whether probes run at every hook that is wanted: of segments, sends and reads. Others may be missing.
+    pub(crate) fn has_wanted_hooks(&self) -> bool {
+        let is_missing = |state: &HookState| state.hook.need != Need::Optional && !state.is_attached();
+        let probes = self.shared.probes.as_ref();
+        probes.is_ok_and(|probes| !probes.hooks().iter().any(is_missing))
     }
 
     /// How observing is done.

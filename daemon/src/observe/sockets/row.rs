@@ -2,7 +2,7 @@
 
 use weir_ebpf_abi::SendState;
 
-use super::{Queue, SocketAccount};
+use super::{Queue, SocketAccount, monotonic_ns};
 use crate::control::sockets::SocketRow;
 
 /// The word for a state.
@@ -46,12 +46,16 @@ impl SocketAccount {
             receive_queue_bytes: self.receive_queue.bytes,
             receive_queue_max_bytes: self.receive_queue.max_bytes,
             receive_queue_seconds: times(&self.receive_queue),
-            arrivals_read_total: residence.map(|residence| residence.total),
-            arrivals_unmarked_total: residence.map(|residence| residence.unmarked_total),
-            residence_seconds_total: residence.map(|residence| seconds(residence.sum_ns)),
+            receive_queue_age_seconds: self.unread_age_ns.map(seconds),
+            arrivals_read_total: residence.and_then(|residence| residence.total),
+            arrivals_unmarked_total: residence.and_then(|residence| residence.unmarked_total),
+            residence_seconds_total: residence.and_then(|residence| residence.sum_ns).map(seconds),
             residence_max_seconds: residence.map(|residence| seconds(residence.max_ns)),
             residence_nanoseconds_total: residence.map(|residence| used(&residence.histogram).to_vec()),
             retransmitted_segments_total: self.retransmitted_segments,
+            retransmitted_last_age_seconds: self
+                .retransmitted_last_ns
+                .map(|ns| seconds(monotonic_ns().saturating_sub(ns))),
             zero_windows_total: self.zero_window_total,
             zero_window_seconds_total: self.zero_window_ns.map(seconds),
             round_trip_seconds: self.round_trip_ns.map(seconds),
@@ -92,13 +96,25 @@ mod tests {
             watched_ns: 1_500_000_000,
             state: Some(SendState::ReceiveWindow),
             state_ns: Some([1_000_000_000, 0, 0, 0, 500_000_000, 0]),
-            residence: Some(Residence { total: 2, sum_ns: 9, max_ns: 5, histogram, unmarked_total: 0 }),
+            residence: Some(Residence {
+                total: Some(2),
+                sum_ns: Some(9),
+                max_ns: 5,
+                histogram,
+                unmarked_total: Some(0),
+            }),
             ..SocketAccount::default()
         };
         let row = known.row().unwrap();
         assert_eq!((row.idle_seconds_total, row.receive_window_seconds_total), (Some(1.0), Some(0.5)));
         assert_eq!((row.state.as_deref(), row.held_seconds_total), (Some("receive_window"), Some(0.0)));
         assert_eq!(row.residence_nanoseconds_total, Some(vec![0, 0, 0, 2]));
+        assert_eq!((row.arrivals_read_total, row.residence_seconds_total), (Some(2), Some(9e-9)));
+        let sampled =
+            Residence { total: None, sum_ns: None, unmarked_total: None, ..known.residence.clone().unwrap() };
+        let sampled = SocketAccount { residence: Some(sampled), ..known.clone() }.row().unwrap();
+        assert_eq!((sampled.arrivals_read_total, sampled.residence_seconds_total), (None, None));
+        assert_eq!((sampled.residence_max_seconds, sampled.arrivals_unmarked_total), (Some(5e-9), None));
         assert_eq!(
             (row.zero_windows_total, row.send_queue_seconds.clone(), row.stalls_total),
             (None, None, None)

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Observer, Reading, SocketAccount, monotonic_ns};
+use super::{Observer, Reading, SocketAccount, arrival, monotonic_ns};
 use crate::observe::probes::WatchedSocket;
 use crate::observe::probes::hooks::{READS, SENDS};
 use crate::observe::sampler::Sampler;
@@ -46,7 +46,10 @@ impl SocketWatch {
         let cookie = rustix::net::sockopt::socket_cookie(socket).unwrap_or(0);
         let means = match observer.begin(socket, cookie, now_ns) {
             Some(watched) => Means::Probes(watched),
-            None => Means::Samples(Sampler::new(now_ns, first)),
+            None => {
+                let is_stamped = arrival::stamp_arrivals(socket).is_ok();
+                Means::Samples(Sampler::new(now_ns, first, is_stamped))
+            }
         };
         watch(descriptor, cookie, means)
     }
@@ -68,14 +71,23 @@ impl SocketWatch {
         matches!(&self.means, Means::Samples(sampler) if sampler.is_due(now_ns)) && self.descriptor.is_some()
     }
 
-    /// Looks at a socket that has no probes: three system calls.
-    pub(crate) fn sample(&mut self, now_ns: u64) {
-        if let Means::Samples(sampler) = &mut self.means
-            && let Some(descriptor) = &self.descriptor
-            && let Ok(reading) = Reading::of(descriptor.as_fd())
-        {
-            sampler.sample(now_ns, reading);
+    /// Looks at a socket that has no probes: four system calls, and a fifth if anything lies unread. Only for the thread
+    /// that reads it.
+    pub(crate) fn sample(&mut self) {
+        let Some(reading) = self.look() else { return };
+        if let Means::Samples(sampler) = &mut self.means {
+            sampler.sample(monotonic_ns(), reading);
         }
+    }
+
+    /// The socket at this moment; what is asked beyond what the means at hand tell.
+    fn look(&self) -> Option<Reading> {
+        let descriptor = self.descriptor.as_ref()?.as_fd();
+        let reading = Reading::of(descriptor).ok()?;
+        Some(match &self.means {
+            Means::Samples(_) => reading.with_arrival(descriptor),
+            Means::Probes(_) | Means::Nothing => reading,
+        })
     }
 
     /// The socket is about to be closed: takes a last look, and lets go of it. What is known stays.
@@ -95,7 +107,7 @@ impl SocketWatch {
         if let Some(last) = &self.last {
             return last.clone();
         }
-        let reading = self.descriptor.as_ref().and_then(|descriptor| Reading::of(descriptor.as_fd()).ok());
+        let reading = self.look();
         let now_ns = monotonic_ns();
         let account = match &self.means {
             Means::Nothing => SocketAccount::default(),

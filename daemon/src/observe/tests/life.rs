@@ -34,7 +34,7 @@ fn only_sockets_that_are_watched_have_an_account() {
     let after = watch.account();
     assert!(after.send_queue.max_bytes > Some(0) && after.state_entries.unwrap()[1] > 0, "{after:?}");
     // Its other end is not watched, and has read: nothing is known of that here.
-    assert_eq!(after.residence.unwrap().total, 0);
+    assert_eq!(after.residence.unwrap().total, Some(0));
 }
 
 #[test]
@@ -90,6 +90,31 @@ fn an_account_outlives_its_socket() {
     assert!(closed.watched_ns >= before.watched_ns);
     assert_eq!(closed.send_queue.max_bytes, before.send_queue.max_bytes);
     assert_eq!(closed.state_ns.unwrap().iter().sum::<u64>(), closed.watched_ns);
+}
+
+#[test]
+fn the_time_between_the_last_segment_of_a_connection_and_its_end_counts() {
+    let Some(observer) = probes("the end of a connection") else { return };
+    let (near, far) = pair();
+    let mut watch = observer.watch(near.as_fd());
+    exchange(&near, &far, 1_000);
+    (&far).write_all(&[1; 500]).unwrap();
+    until(&watch, "bytes to arrive", |account| account.receive_queue.bytes == Some(500));
+    let began = monotonic_ns();
+    std::thread::sleep(Duration::from_millis(50));
+    let ended = monotonic_ns();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    let over = watch.account();
+    assert_eq!(over.state, None, "{over:?}");
+    assert!(over.state_ns.unwrap()[SendState::Idle as usize] >= ended - began, "{over:?}");
+    // Nothing counts after that, whatever the socket still does.
+    std::thread::sleep(Duration::from_millis(20));
+    (&near).read_exact(&mut [0; 500]).unwrap();
+    drop(far);
+    let later = watch.account();
+    assert_eq!((later.watched_ns, later.residence), (over.watched_ns, over.residence));
+    watch.release();
+    assert_eq!(watch.account().watched_ns, over.watched_ns);
 }
 
 #[test]
@@ -150,6 +175,32 @@ fn long_stalls_are_told_one_by_one_and_what_finds_no_room_is_counted() {
 }
 
 #[test]
+fn neither_idle_time_nor_what_is_shorter_than_the_least_is_a_stall() {
+    let Some(observer) = probes("what is no stall") else { return };
+    let (near, far) = pair();
+    let watch = observer.watch(near.as_fd());
+    for _ in 0..3 {
+        exchange(&near, &far, 1_000);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    let account = watch.account();
+    assert!(account.state_ns.unwrap()[SendState::Idle as usize] >= 60 * MS, "{account:?}");
+    assert_eq!(account.stalls.unwrap().total, 0, "{account:?}");
+
+    let sources = Sources { stall_min_ns: u64::MAX, ..Sources::own(4) };
+    let Some(observer) = probes_from("what is no stall", &sources) else { return };
+    let (near, far) = pair();
+    let watch = observer.watch(near.as_fd());
+    let reading = reader(far, 256 << 10, Duration::from_millis(20));
+    write_for(&near, 64 << 10, Duration::from_millis(300));
+    let account = watch.account();
+    assert!(account.state_entries.unwrap()[SendState::ReceiveWindow as usize] > 0, "{account:?}");
+    assert_eq!(account.stalls.unwrap().total, 0, "{account:?}");
+    near.shutdown(std::net::Shutdown::Both).unwrap();
+    reading.join().unwrap();
+}
+
+#[test]
 fn watching_needs_no_privilege_once_the_probes_are_loaded() {
     let Some(observer) = probes("watching without privileges") else { return };
     let account = alone(move || {
@@ -167,7 +218,7 @@ fn a_descriptor_that_is_no_connection_has_an_account_of_nothing() {
     let file = tempfile::tempfile().unwrap();
     let observer = Observer::without(crate::observe::probes::cause::Cause::SwitchedOff);
     let mut watch = observer.watch(file.as_fd());
-    watch.sample(monotonic_ns());
+    watch.sample();
     assert_eq!((watch.account(), watch.receive_age_ns()), (SocketAccount::default(), None));
     watch.release();
     assert_eq!(watch.account().row(), None);

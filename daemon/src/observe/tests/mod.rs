@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)] // namespaces, capabilities and filters of the threads that tests run in
 
+mod arrivals;
 mod faults;
 mod life;
 mod oracle;
@@ -65,6 +66,10 @@ fn pair_with(receive_bytes: Option<usize>, send_bytes: Option<usize>) -> (TcpStr
     let (far, _) = listener.accept().unwrap();
     if let Some(bytes) = send_bytes {
         SockRef::from(&near).set_send_buffer_size(bytes).unwrap();
+    }
+    // What should come and does not is a failure, not a hang.
+    for end in [&near, &far] {
+        end.set_read_timeout(Some(PATIENCE)).unwrap();
     }
     (near, far)
 }

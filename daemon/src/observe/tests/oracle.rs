@@ -3,11 +3,14 @@
 //! The samples rest on the kernel's own clocks, which run in steps of 4 ms or so and lose a part of one at each change:
 //! hence what is allowed between the two.
 
-use weir_ebpf_abi::SendState;
+use std::os::fd::AsRawFd;
+
+use weir_ebpf_abi::{MARKS, SendState};
 
 use super::thread::{alone, own_network};
 use super::*;
 use crate::observe::probes::cause::Cause;
+use crate::observe::sockets::{Reading, STATES};
 
 /// What both said of the sending end.
 struct Told {
@@ -63,6 +66,12 @@ fn run(
     }
     assert!(!told.probes.approximate && told.samples.approximate);
     near.shutdown(std::net::Shutdown::Both).unwrap();
+    // From now on only the account tells.
+    let over = probes.account();
+    assert!(
+        over.state.is_none() && over.retransmitted_segments >= told.probes.retransmitted_segments,
+        "{over:?}"
+    );
     reading.join().unwrap();
     told
 }
@@ -127,9 +136,122 @@ fn a_slow_network_shows_as_the_network_and_not_as_the_peer() {
     assert!(told.probes.round_trip_ns > Some(0));
 }
 
+/// Writes for a while to a reader that is fast. Returns what the probes say, and how many of some hundred looks on the way
+/// found each state.
+fn run_with_polls(observer: &Observer, near: TcpStream, far: TcpStream) -> (Told, [usize; STATES]) {
+    let samples = Observer::without(Cause::SwitchedOff).watch(near.as_fd());
+    let probes = observer.watch(near.as_fd());
+    let reading = reader(far, 256 << 10, Duration::ZERO);
+    let mut found = [0; STATES];
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| write_for(&near, 64 << 10, Duration::from_secs(1)));
+        while !writing.is_finished() {
+            std::thread::sleep(Duration::from_millis(2));
+            found[Reading::of(near.as_fd()).unwrap().state() as usize] += 1;
+        }
+    });
+    let told = Told { samples: samples.account(), probes: probes.account() };
+    // What is queued need not arrive.
+    SockRef::from(&near).set_linger(Some(Duration::ZERO)).unwrap();
+    drop((near, samples, probes));
+    reading.join().unwrap();
+    (told, found)
+}
+
+/// Most of the time and most of the looks are in this state.
+fn assert_mostly(told: &Told, found: [usize; STATES], state: SendState) {
+    println!("{state:?}: {} of {:.0} ms, looks {found:?}", told.all(), told.total_ms());
+    assert!(told.probed(state) > told.total_ms() * 0.6, "{}", told.all());
+    assert!(found[state as usize] * 2 > found.iter().sum(), "{found:?}");
+}
+
+#[test]
+fn a_sender_that_is_paced_is_held_by_its_own_kernel() {
+    let Some(observer) = probes("probes beside looks: a sender that is paced") else { return };
+    let (near, far) = pair();
+    let rate: u32 = 4 << 20;
+    // SAFETY: the kernel reads one integer.
+    let result = unsafe {
+        libc::setsockopt(
+            near.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const rate).cast(),
+            size_of_val(&rate) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    let (told, found) = run_with_polls(&observer, near, far);
+    assert_mostly(&told, found, SendState::Held);
+}
+
+#[test]
+fn a_congestion_window_that_losses_keep_small_shows_as_the_congestion_window() {
+    let Some(observer) = probes("probes beside looks: a small congestion window") else { return };
+    let told = alone(move || {
+        own_network(&[
+            "ip link set lo mtu 1500",
+            "nft add table ip t",
+            "nft add chain ip t c { type filter hook input priority 0 ; }",
+            "nft add rule ip t c tcp flags & syn == 0 meta length > 1000 numgen random mod 12 == 0 drop",
+        ])?;
+        let (near, far) = pair_with(None, Some(64 << 10));
+        // One that takes each loss for a full network, and does not pace.
+        SockRef::from(&near).set_tcp_congestion(b"reno").map_err(|error| format!("reno: {error}"))?;
+        Ok::<_, String>(run_with_polls(&observer, near, far))
+    });
+    match told {
+        Ok((told, found)) => assert_mostly(&told, found, SendState::CongestionWindow),
+        Err(problem) => println!("not run here: probes beside looks: a small congestion window ({problem})"),
+    }
+}
+
+#[test]
+fn a_reader_that_stops_is_a_window_of_zero_once_and_until_it_reads() {
+    let Some(observer) = probes("a window of zero") else { return };
+    let (near, mut far) = pair();
+    let watch = observer.watch(near.as_fd());
+    near.set_nonblocking(true).unwrap();
+    let began = Instant::now();
+    // Until neither end has room, and the peer has said so.
+    let full = loop {
+        while (&near).write(&[1; 64 << 10]).is_ok() {}
+        let account = watch.account();
+        let reading = Reading::of(near.as_fd()).unwrap();
+        if account.zero_window_total == Some(1) && reading.peer_window_bytes == 0 {
+            break account;
+        }
+        assert!(began.elapsed() < PATIENCE, "{account:?} {reading:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(full.state, Some(SendState::ReceiveWindow), "{full:?}");
+    let stopped = monotonic_ns();
+    std::thread::sleep(Duration::from_millis(100));
+    let reads = monotonic_ns();
+    // The rest of what was written fits in, and is acknowledged.
+    let mut bytes = vec![0; 1 << 20];
+    let began_ns = monotonic_ns();
+    while Reading::of(near.as_fd()).unwrap().queued_bytes > 0 {
+        assert!(monotonic_ns() - began_ns < PATIENCE.as_nanos() as u64, "not acknowledged");
+        far.set_nonblocking(true).unwrap();
+        let _ = far.read(&mut bytes);
+    }
+    let account = watch.account();
+    let zero_ns = account.zero_window_ns.unwrap();
+    assert!(zero_ns >= reads - stopped && zero_ns <= account.watched_ns, "{zero_ns}");
+    let limited_ns = account.state_ns.unwrap()[SendState::ReceiveWindow as usize];
+    assert!(limited_ns >= reads - stopped, "{limited_ns}");
+    assert!(
+        account.unwritable_ns >= Some(reads - stopped) && account.unwritable_total >= Some(1),
+        "{account:?}"
+    );
+    assert!(account.send_queue.max_bytes >= full.send_queue.bytes, "{account:?}");
+}
+
 #[test]
 fn segments_that_are_lost_are_counted_as_the_kernel_counts_them() {
     let Some(observer) = probes("segments sent again") else { return };
+    let began_ns = monotonic_ns();
     let told = alone(move || {
         own_network(&[
             "ip link set lo mtu 1500",
@@ -146,6 +268,9 @@ fn segments_that_are_lost_are_counted_as_the_kernel_counts_them() {
     let (probes, samples) = (told.probes.retransmitted_segments, told.samples.retransmitted_segments);
     // The samples were asked a moment earlier.
     assert!(samples > Some(0) && probes >= samples, "{probes:?} {samples:?}");
+    let last_ns = told.probes.retransmitted_last_ns.expect("one was sent again");
+    assert!(last_ns > began_ns && last_ns < monotonic_ns(), "{last_ns}");
+    assert_eq!(told.samples.retransmitted_last_ns, None, "looks do not tell");
 }
 
 #[test]
@@ -173,12 +298,14 @@ fn what_arrived_is_known_by_how_long_it_waited_to_be_read() {
     let Some(observer) = probes("time from arrival to read") else { return };
     let (mut near, mut far) = pair();
     let watch = observer.watch(far.as_fd());
+    // What is sent the other way brings acknowledgements, which nobody reads.
+    exchange(&far, &near, 1_000);
     assert_eq!(watch.receive_age_ns(), None);
     let before = monotonic_ns();
     near.write_all(&[1; 700]).unwrap();
     let waiting = until(&watch, "bytes to arrive", |account| account.receive_queue.bytes == Some(700));
     let arrived = monotonic_ns();
-    assert_eq!(waiting.residence.as_ref().unwrap().total, 0);
+    assert_eq!(waiting.residence.as_ref().unwrap().total, Some(0));
     std::thread::sleep(Duration::from_millis(30));
     let slept = monotonic_ns();
     far.read_exact(&mut [0; 700]).unwrap();
@@ -188,9 +315,27 @@ fn what_arrived_is_known_by_how_long_it_waited_to_be_read() {
     assert_eq!(watch.receive_age_ns(), None, "nothing was read since");
     let read = watch.account();
     let residence = read.residence.unwrap();
-    assert_eq!((residence.total, residence.sum_ns, residence.max_ns), (1, age, age));
+    assert_eq!((residence.total, residence.sum_ns, residence.max_ns), (Some(1), Some(age), age));
     assert_eq!(residence.histogram[weir_ebpf_abi::bucket(age)], 1);
     assert_eq!((read.receive_queue.bytes, read.receive_queue.max_bytes), (Some(0), Some(700)));
     let queued = read.receive_queue.histogram_ns.unwrap();
     assert!(queued[weir_ebpf_abi::bucket(700)] >= slept - arrived, "{queued:?}");
+}
+
+#[test]
+fn arrivals_for_which_there_is_no_place_are_counted() {
+    let Some(observer) = probes("more arrivals than are remembered") else { return };
+    let (mut near, mut far) = pair();
+    near.set_nodelay(true).unwrap();
+    let watch = observer.watch(far.as_fd());
+    let (arrivals, each) = (MARKS as u64 + 6, 10);
+    for arrived in 1..=arrivals {
+        near.write_all(&vec![1; each]).unwrap();
+        until(&watch, "bytes to arrive", |account| {
+            account.receive_queue.bytes == Some(arrived * each as u64)
+        });
+    }
+    far.read_exact(&mut vec![0; arrivals as usize * each]).unwrap();
+    let residence = watch.account().residence.unwrap();
+    assert_eq!((residence.total, residence.unmarked_total), (Some(MARKS as u64), Some(6)));
 }

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use weir_flow::stall::Cause as StallCause;
 
+use super::sockets;
 use super::text::{self, Telling};
 use super::walk::{Place, Root};
 use super::{
-    BUSY_FROM_MS, Bottleneck, Cause, Confidence, ExchangeFacts, InstanceFacts, ProcessFacts, SECOND_MS,
-    STALL_FROM_MS, Summary, TaskFacts, View, of_cause,
+    BUSY_FROM_MS, Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts, ProcessFacts,
+    SECOND_MS, STALL_FROM_MS, Summary, TaskFacts, View, of_cause,
 };
 
 /// A process that spends at least this many thousandths of its tasks' busy time on processors, or waiting for one, computes.
@@ -87,7 +88,7 @@ pub(super) fn loaded(exchange: &ExchangeFacts) -> BTreeMap<&str, ProcessFacts> {
     sending.chain(receiving).filter(|(_, shard)| is_loaded(shard)).collect()
 }
 
-fn sum(exchange: &ExchangeFacts, stalled: impl Fn(&super::ChannelFacts) -> u32) -> u64 {
+fn sum(exchange: &ExchangeFacts, stalled: impl Fn(&ChannelFacts) -> u32) -> u64 {
     exchange.channels.iter().map(|channel| u64::from(stalled(channel))).sum()
 }
 
@@ -118,6 +119,7 @@ pub(super) fn bottleneck(view: &View<'_>, root: &Root) -> Bottleneck {
         held_up_ms_per_second: held_up.min(SECOND_MS),
         holds_up: root.holds_up.iter().map(|task| view.name(*task).to_owned()).collect(),
         evidence: telling.evidence(),
+        lacks: telling.lacks(),
         confidence,
         confidence_reason,
         remedy: telling.remedy(),
@@ -220,12 +222,21 @@ fn uneven(
 }
 
 /// Of the records of an exchange, those that go to this consumer; in thousandths. `None`: there are none.
-pub(super) fn share(exchange: &ExchangeFacts, consumer: u32) -> Option<u64> {
-    let of = |is_counted: &dyn Fn(u32) -> bool| {
-        let channels = exchange.channels.iter().filter(|channel| is_counted(channel.consumer));
-        channels.map(|channel| u128::from(channel.records)).sum::<u128>()
+fn share(exchange: &ExchangeFacts, consumer: u32) -> Option<u64> {
+    share_of(exchange, |channel| channel.records, |channel| channel.consumer == consumer)
+}
+
+/// Of what the channels of an exchange carry, the part of these; in thousandths. `None`: they carry nothing.
+pub(super) fn share_of(
+    exchange: &ExchangeFacts,
+    carries: fn(&ChannelFacts) -> u64,
+    is_counted: impl Fn(&ChannelFacts) -> bool,
+) -> Option<u64> {
+    let sum = |channels: &mut dyn Iterator<Item = &ChannelFacts>| {
+        channels.map(|channel| u128::from(carries(channel))).sum::<u128>()
     };
-    let (its, all) = (of(&|other| other == consumer), of(&|_| true));
+    let its = sum(&mut exchange.channels.iter().filter(|channel| is_counted(channel)));
+    let all = sum(&mut exchange.channels.iter());
     (all > 0).then(|| u64::try_from(its * 1000 / all).unwrap_or(1000))
 }
 
@@ -238,6 +249,9 @@ fn of_exchange(view: &View<'_>, place: usize, doubts: &mut Doubts) -> Cause {
         doubts.add(Confidence::Low, "no channel of the exchange tells why it waits");
     }
     if let Some(cause) = view.told(place).carrier {
+        if let Some(doubt) = sockets::doubt(exchange).filter(|_| cause == Cause::Network) {
+            doubts.add(Confidence::Medium, doubt);
+        }
         return cause;
     }
     if is_on_its_way(exchange) {

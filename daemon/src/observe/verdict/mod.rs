@@ -9,17 +9,22 @@
 //! |---|---|
 //! | [`walk`] | which tasks and exchanges are roots, who is a victim, who is starved |
 //! | [`cause`] | why a root holds others up |
+//! | [`sockets`] | what the kernel says of the links of an exchange, and what it does not |
 //! | [`text`] | evidence, remedies and confidence, in words |
 
 mod cause;
+mod sockets;
 mod text;
 mod walk;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use weir_flow::stall::{CAUSES, Cause as StallCause};
+use weir_flow::wire::SocketSummary;
 
 use super::times::{LOW_ABOVE_MS, Shares, WINDOW_SECONDS, WINDOWS};
 
@@ -30,6 +35,8 @@ pub struct Facts {
     pub tasks: Vec<TaskFacts>,
     /// The exchanges between them.
     pub exchanges: Vec<ExchangeFacts>,
+    /// How each node looks at the sockets of its links: state and reason of `probes` in its `weir status`.
+    pub probes: BTreeMap<String, String>,
     /// What is missing, a sentence each: nodes that are not linked, or that tell nothing.
     pub lacks: Vec<String>,
 }
@@ -89,6 +96,10 @@ pub struct ExchangeFacts {
 /// The receiving end of one channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArrivalFacts {
+    /// Index of the producer.
+    pub producer: u32,
+    /// Index of the consumer.
+    pub consumer: u32,
     /// The node of the consumer.
     pub node: String,
     /// What the thread of its shard did.
@@ -97,6 +108,8 @@ pub struct ArrivalFacts {
     pub pool_usage: Option<u32>,
     /// Payload bytes that wait to be handed to the application.
     pub queued_bytes: u64,
+    /// What the socket of its link did, if anything is known of one.
+    pub socket: Option<SocketSummary>,
 }
 
 /// The sending end of one channel. Times are milliseconds per second.
@@ -118,6 +131,8 @@ pub struct ChannelFacts {
     pub bytes: u64,
     /// What the thread of its shard did.
     pub shard: ProcessFacts,
+    /// What the socket of its link did, if anything is known of one.
+    pub socket: Option<SocketSummary>,
 }
 
 /// What the facts come to.
@@ -228,6 +243,9 @@ pub struct Bottleneck {
     pub holds_up: Vec<String>,
     /// What was seen, a line each, with numbers and units.
     pub evidence: Vec<String>,
+    /// What would be evidence and is not known, a sentence each, with the reason.
+    #[serde(default)]
+    pub lacks: Vec<String>,
     /// How sure it is.
     pub confidence: Confidence,
     /// Why not surer, or what makes it sure.
@@ -327,6 +345,12 @@ impl Summary {
     /// Whether it is busy, and not for want of input or room only.
     fn is_busy(&self) -> bool {
         self.shares.busy >= BUSY_FROM_MS
+    }
+}
+
+impl ExchangeFacts {
+    fn is_of(&self, strategy: &str) -> bool {
+        self.strategy.as_deref() == Some(strategy)
     }
 }
 

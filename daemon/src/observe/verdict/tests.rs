@@ -113,6 +113,7 @@ fn channel(
         records,
         bytes: records * 1000,
         shard: ProcessFacts { ran: Some(50), waited: Some(20), busy: 0 },
+        socket: None,
     }
 }
 
@@ -146,8 +147,14 @@ fn arriving(pool_usage: u32, queued_bytes: u64) -> Graph {
     let mut graph =
         carried(channel(0, 10, &[(Stall::Consumer, 900)], &[(Stall::Consumer, 880)]), Does(90, 0));
     let shard = ProcessFacts { ran: Some(50), waited: Some(20), busy: 0 };
-    graph.0.exchanges[1].arrivals =
-        vec![ArrivalFacts { node: "b".to_owned(), shard, pool_usage: Some(pool_usage), queued_bytes }];
+    let pool_usage = Some(pool_usage);
+    graph.0.exchanges[1].arrivals = vec![ArrivalFacts {
+        node: "b".to_owned(),
+        shard,
+        pool_usage,
+        queued_bytes,
+        ..ArrivalFacts::default()
+    }];
     graph
 }
 
@@ -251,6 +258,49 @@ fn table() -> Vec<(&'static str, Graph, VerdictKind, Needed, Names, Names)> {
                 .task("A", Computes, &[Does(10, 980)])
                 .task("B", Sleeps, &[Does(995, 0)])
                 .exchange("ab", "FORWARD", &["A"], &["B"]),
+            Found,
+            &[("B", Cause::Sink)],
+            &["A"],
+            &[],
+        ),
+        (
+            "everybody behind it is starved, however far",
+            chain(Does(990, 0), Computes).task("E", Computes, &[Does(0, 0)]).exchange(
+                "de",
+                "FORWARD",
+                &["D"],
+                &["E"],
+            ),
+            Found,
+            &[("C", Cause::Cpu)],
+            &["A", "B"],
+            &["D", "E"],
+        ),
+        (
+            "the network is slow, and the half busy consumer holds up more",
+            carried(
+                channel(0, 10, &[(Stall::Network, 300), (Stall::Consumer, 600)], &[(Stall::Consumer, 880)]),
+                Does(600, 0),
+            ),
+            Found,
+            &[("C", Cause::Cpu)],
+            &["A", "B"],
+            &[],
+        ),
+        (
+            "a little of everything is nothing that could be named",
+            carried(channel(0, 10, &[], &[(Stall::Pool, 28), (Stall::Network, 27)]), Does(90, 0)),
+            Found,
+            &[("bc", Cause::Unknown)],
+            &["A", "B"],
+            &["C"],
+        ),
+        (
+            "all instances are busy, one a little more",
+            Graph::default()
+                .task("A", Computes, &[Does(100, 880)])
+                .task("B", Sleeps, &[Does(990, 0), Does(600, 0), Does(620, 0), Does(590, 0)])
+                .exchange("ab", "HASH", &["A"], &["B"]),
             Found,
             &[("B", Cause::Sink)],
             &["A"],
@@ -427,6 +477,19 @@ fn table() -> Vec<(&'static str, Graph, VerdictKind, Needed, Names, Names)> {
                 .task("C", Computes, &[Does(20, 0)])
                 .channels("ab", "FORWARD", (&["A"], &["B"]), &[consumer(900)])
                 .channels("ac", "FORWARD", (&["A"], &["C"]), &[consumer(0)]),
+            Found,
+            &[("B", Cause::Cpu)],
+            &["A"],
+            &[],
+        ),
+        (
+            "a fan-out with one slow branch, and another that is as busy and keeps up",
+            Graph::default()
+                .task("A", Computes, &[Does(20, 970)])
+                .task("B", Computes, &[Does(990, 0)])
+                .task("C", Computes, &[Does(990, 0)])
+                .channels("ab", "FORWARD", (&["A"], &["B"]), &[consumer(900)])
+                .channels("ac", "FORWARD", (&["A"], &["C"]), &[consumer(10)]),
             Found,
             &[("B", Cause::Cpu)],
             &["A"],
@@ -634,6 +697,41 @@ fn every_verdict_says_what_was_seen_what_helps_and_what_does_not() {
     }
 }
 
+/// What helps with each cause, and what does not: words that no other cause has.
+const REMEDIES: [(Cause, &str, &str); 12] = [
+    (Cause::Cpu, "less work for each record.", "more instances of other tasks"),
+    (Cause::Outside, "wait for several at a time", "more instances of other tasks"),
+    (Cause::Sink, "A faster sink", "if all write to the same place"),
+    (Cause::Busy, "find out first whether it computes", "more instances of other tasks"),
+    (Cause::HotKey, "Another key", "all records of one key still go to one of them"),
+    (Cause::SlowInstance, "Look at the node of this instance", "this one stays as slow"),
+    (Cause::Pool, "More segments", "what is on its way is bounded by the pool"),
+    (Cause::Network, "A faster path", "the path stays as slow"),
+    (Cause::Shard, "more `shards`", "bytes wait in the daemon"),
+    (Cause::NoConsumer, "Start a task that reads it", "anything upstream"),
+    (Cause::Cycle, "Break the circle", "larger pools: they fill up again"),
+    (Cause::Unknown, "`weir stalls` and `weir channels`", "more instances of the consumers: they are idle"),
+];
+
+#[test]
+fn each_cause_has_a_remedy_of_its_own_and_what_would_not_help() {
+    let mut seen = std::collections::BTreeSet::new();
+    for (what, graph, _, _, _, _) in table() {
+        // Who wants a processor is told something else, of which another test knows.
+        let starves = what == "it wants a processor that others have";
+        for found in decide(&graph.0).bottlenecks.into_iter().filter(|_| !starves) {
+            for (cause, helps, does_not) in REMEDIES {
+                let is_own = cause == found.cause;
+                assert_eq!(found.remedy.contains(helps), is_own, "{what}: {cause:?}: {}", found.remedy);
+                let is_said = found.would_not_help.iter().any(|line| line.contains(does_not));
+                assert!(is_said || !is_own, "{what}: {cause:?}: {:?}", found.would_not_help);
+            }
+            seen.insert(found.cause);
+        }
+    }
+    assert_eq!(seen.len(), REMEDIES.len(), "{seen:?}");
+}
+
 fn only(graph: Graph) -> Bottleneck {
     let mut verdict = decide(&graph.0);
     assert_eq!(verdict.bottlenecks.len(), 1);
@@ -667,6 +765,17 @@ fn confidence_falls_with_what_is_not_known() {
         .task("B", Computes, &[Does(10, 0)])
         .exchange("ab", "FORWARD", &["A"], &["B"]);
     assert_eq!(of(nothing_known).0, Confidence::Low);
+    let unread =
+        Graph::default().task("A", Computes, &[Does(10, 980)]).exchange("ab", "FORWARD", &["A"], &[]);
+    let sure = (Confidence::High, "the plan has no task that reads it".to_owned());
+    assert_eq!(of(unread), sure, "that nobody reads it is seen, and not left over");
+    // What is only left over is not sure, whatever else is known; and of several doubts the gravest counts.
+    let (confidence, reason) = of(arriving(900, 0));
+    assert_eq!(confidence, Confidence::Low);
+    assert_eq!(reason, "it is only what is left: nothing else explains the waiting");
+    let (confidence, reason) = of(arriving(900, 0).young().lacks("node c is not linked"));
+    assert_eq!(confidence, Confidence::Low);
+    assert!(reason.starts_with("it is only what is left") && reason.matches("; ").count() == 2, "{reason}");
 }
 
 #[test]
@@ -677,6 +786,173 @@ fn a_hot_key_needs_another_key_and_not_more_instances() {
     assert!(!found.remedy.to_lowercase().contains("more instances"), "{}", found.remedy);
     assert!(found.would_not_help.iter().any(|line| line.starts_with("more instances")), "{found:?}");
     assert!(found.evidence.iter().any(|line| line.contains("90 % of the records")), "{found:?}");
+}
+
+#[test]
+fn who_can_tell_the_keys_is_named_with_what_their_consumer_gets() {
+    let mut graph = skewed("HASH", Some([900, 30, 30, 40]));
+    // A second producer, with a third of as much for the same consumer; and larger records for another one.
+    let channels = &mut graph.0.exchanges[0].channels;
+    channels.push(ChannelFacts { producer: 7, ..channel(0, 300, &[], &[]) });
+    channels[3].bytes = 3_760_000;
+    let found = only(graph);
+    for line in [
+        "consumer 0 gets 92 % of the records and 24 % of the bytes of exchange ab; 25 % would be even",
+        "producer 0 emits 75 % of those, more than any other",
+    ] {
+        assert!(found.evidence.iter().any(|found| found == line), "{line}: {:?}", found.evidence);
+    }
+    assert!(found.remedy.contains("the program of A can tell: `Partition::heavy_keys`"), "{}", found.remedy);
+
+    // What a selector of the application goes by nobody else knows, and salt does nothing to it.
+    let found = only(skewed("CUSTOM", Some([900, 30, 30, 40])));
+    assert!(found.remedy.contains("the selector in the program of A"), "{}", found.remedy);
+    assert!(!found.remedy.contains("salt") && !found.remedy.contains("heavy_keys"), "{}", found.remedy);
+    assert!(!found.evidence.iter().any(|line| line.contains("more than any other")), "{found:?}");
+}
+
+/// What the socket of a link did, of 1,000 ms.
+fn socket(states: [u16; 6], is_approximate: bool) -> Option<SocketSummary> {
+    Some(SocketSummary {
+        is_approximate,
+        states: states.map(Some),
+        retransmitted: Some(12),
+        send_queue_bytes: Some(2_621_440),
+        receive_queue_bytes: Some(0),
+        residence_us: None,
+    })
+}
+
+/// As [`carried`] over a slow network, with what the sockets of the link from `a` to `b` tell at both ends, and what the two
+/// nodes say of their probes.
+fn over_sockets(
+    sending: Option<SocketSummary>,
+    receiving: Option<SocketSummary>,
+    probes: [&str; 2],
+) -> Graph {
+    let mut graph = carried(channel(0, 10, &[(Stall::Network, 900)], &[(Stall::Network, 880)]), Does(90, 0));
+    graph.0.exchanges[1].channels[0].socket = sending;
+    let node = "b".to_owned();
+    graph.0.exchanges[1].arrivals = vec![ArrivalFacts { node, socket: receiving, ..ArrivalFacts::default() }];
+    let probes = ["a", "b"].into_iter().zip(probes);
+    graph.0.probes = probes.map(|(node, probes)| (node.to_owned(), probes.to_owned())).collect();
+    graph
+}
+
+fn sockets_of(found: &Bottleneck) -> Vec<&str> {
+    let lines = found.evidence.iter().map(String::as_str);
+    lines.filter(|line| line.starts_with("socket of ")).collect()
+}
+
+#[test]
+fn the_kernel_s_word_on_a_link_is_evidence_for_a_slow_network() {
+    let read = SocketSummary {
+        residence_us: Some(1_500),
+        receive_queue_bytes: Some(70),
+        ..SocketSummary::default()
+    };
+    let sending = socket([30, 150, 0, 820, 0, 0], false);
+    let found = only(over_sockets(sending, Some(read), ["OK", "OK"]));
+    assert_eq!(found.cause, Cause::Network);
+    let needed = [
+        "socket of a to b: congestion_window 820, flight 150, idle 30 ms/s; send queue 2.6 MB; 12 segments/s sent again",
+        "socket of b from a: what was read had waited 1.5 ms in it, the mean; receive queue 70 B",
+    ];
+    assert_eq!(sockets_of(&found), needed);
+    assert_eq!((found.lacks.as_slice(), found.confidence), (&[][..], Confidence::High), "{found:?}");
+
+    let quick = SocketSummary { residence_us: Some(999), ..SocketSummary::default() };
+    let found = only(over_sockets(sending, Some(quick), ["OK", "OK"]));
+    assert_eq!(sockets_of(&found)[1], "socket of b from a: what was read had waited 999 us in it, the mean");
+
+    // Only a moment ago something was heard of it: there are no shares yet, and what is not known is not 0.
+    let young = SocketSummary { send_queue_bytes: Some(1_500), ..SocketSummary::default() };
+    let found = only(over_sockets(Some(young), None, ["OK", "OK"]));
+    assert_eq!(sockets_of(&found), ["socket of a to b: send queue 1.5 kB"]);
+    assert_eq!(
+        found.lacks,
+        ["node a: what its sockets did in the last second is not known; probes there: OK"]
+    );
+}
+
+#[test]
+fn samples_are_marked_and_what_they_do_not_tell_is_said_with_the_state_of_the_probes() {
+    let off = "OFF: switched off: observe.probes = \"off\"";
+    let found = only(over_sockets(socket([0, 0, 0, 0, 100, 900], true), None, [off, "DEGRADED: no CAP_BPF"]));
+    assert_eq!(
+        sockets_of(&found),
+        [
+            "socket of a to b, approximate: send_buffer 900, receive_window 100 ms/s; send queue 2.6 MB; 12 segments/s sent again"
+        ]
+    );
+    let needed = [
+        format!("node a: what its sockets wait for is known approximately; probes there: {off}"),
+        "node b: how long what arrived waited to be read is not known; probes there: DEGRADED: no CAP_BPF"
+            .to_owned(),
+    ];
+    assert_eq!(found.lacks, needed);
+
+    let found = only(over_sockets(None, None, ["", "OK"]));
+    assert_eq!(sockets_of(&found), [] as [&str; 0]);
+    assert_eq!(found.lacks, ["node a: what its sockets wait for is not known; probes there: not told"]);
+}
+
+#[test]
+fn a_window_that_the_peer_s_kernel_closes_is_a_doubt_about_the_network() {
+    let of = |states| only(over_sockets(socket(states, false), None, ["OK", "OK"]));
+    let found = of([100, 0, 0, 160, 740, 0]);
+    assert_eq!((found.cause, found.confidence), (Cause::Network, Confidence::Medium));
+    assert!(found.confidence_reason.contains("no room for 740 ms/s"), "{}", found.confidence_reason);
+    for states in [[100, 0, 0, 740, 160, 0], [550, 0, 0, 0, 450, 0], [510, 0, 0, 0, 510, 0]] {
+        assert_eq!(of(states).confidence, Confidence::High, "{states:?}");
+    }
+}
+
+#[test]
+fn sockets_are_told_of_exchanges_only_and_few_of_them() {
+    // Where a task is what is slow, or the pool, the links have nothing to do with it.
+    let mut graph = chain(Does(990, 0), Computes);
+    for exchange in &mut graph.0.exchanges {
+        let stalled =
+            ChannelFacts { socket: socket([0, 0, 0, 0, 1000, 0], false), ..channel(0, 9, &[], &[]) };
+        exchange.channels = vec![ChannelFacts { send_stalled: [900; CAUSES], ..stalled }];
+    }
+    let found = only(graph);
+    assert_eq!((sockets_of(&found), found.lacks.len()), (Vec::new(), 0), "{found:?}");
+    let mut graph = carried(channel(0, 10, &[], &[(Stall::Pool, 880)]), Does(120, 0));
+    graph.0.exchanges[1].channels[0].socket = socket([0, 0, 0, 0, 1000, 0], true);
+    let found = only(graph);
+    assert_eq!((found.cause, sockets_of(&found), found.lacks.len()), (Cause::Pool, Vec::new(), 0));
+
+    // Of the channels of one exchange, those that wait.
+    let mut graph = over_sockets(socket([0, 0, 0, 1000, 0, 0], false), None, ["OK", "OK"]);
+    let idle = ChannelFacts { node: "c".to_owned(), socket: None, ..channel(1, 10, &[], &[]) };
+    let flowing = ChannelFacts { socket: socket([1000, 0, 0, 0, 0, 0], true), ..idle.clone() };
+    graph.0.exchanges[1].channels.extend([idle, flowing]);
+    let found = only(graph);
+    assert_eq!((sockets_of(&found).len(), found.lacks.len()), (1, 0), "{found:?}");
+
+    // Hundreds of channels between dozens of nodes: those that wait most, each link once.
+    let mut graph = over_sockets(None, None, ["", ""]);
+    let exchange = &mut graph.0.exchanges[1];
+    (exchange.channels, exchange.arrivals) = (Vec::new(), Vec::new());
+    for consumer in 0..400_u32 {
+        let waits = 100 + consumer;
+        let node = format!("s{}", consumer / 100);
+        let socket = socket([0, (consumer / 100) as u16, 0, 0, 0, 0], true);
+        let stalls = [(Stall::Network, waits)];
+        exchange.channels.push(ChannelFacts { node, socket, ..channel(consumer, 1, &stalls, &stalls) });
+        let node = format!("r{}", consumer / 50);
+        exchange.arrivals.push(ArrivalFacts { consumer, node, socket, ..ArrivalFacts::default() });
+    }
+    let found = only(graph);
+    let sockets = sockets_of(&found);
+    assert_eq!(sockets.len(), 4, "{sockets:?}");
+    assert!(sockets[0].starts_with("socket of s3 to r7, approximate: flight 3 ms/s"), "{sockets:?}");
+    assert!(sockets[1].starts_with("socket of s3 to r6, approximate: flight 3 ms/s"), "{sockets:?}");
+    assert_eq!(found.lacks.len(), 5, "{:?}", found.lacks);
+    // Four senders whose sockets are sampled, eight receivers that do not say how long they leave what arrives.
+    assert_eq!(found.lacks[4], "8 more of the kind, of this and other nodes");
 }
 
 #[test]
@@ -698,6 +974,18 @@ fn the_node_of_a_shard_that_is_slow_is_named() {
 }
 
 #[test]
+fn ten_seconds_are_looked_at_when_everybody_was_watched_for_them() {
+    assert_eq!(decide(&chain(Does(990, 0), Computes).0).window_seconds, 10);
+    for late in 0..4 {
+        let mut graph = chain(Does(990, 0), Computes);
+        graph.0.tasks[late].instances[0].windows[1] = None;
+        let verdict = decide(&graph.0);
+        assert_eq!((verdict.window_seconds, verdict.lacks.len()), (1, 0), "{verdict:?}");
+        assert_eq!(verdict.bottlenecks[0].task.as_deref(), Some("C"));
+    }
+}
+
+#[test]
 fn what_is_not_known_of_tasks_is_said() {
     let mut graph = chain(Does(990, 0), Computes);
     graph.0.tasks[3].parallelism = 4;
@@ -710,6 +998,26 @@ fn what_is_not_known_of_tasks_is_said() {
     ];
     assert_eq!(decide(&graph.0).lacks, needed);
 }
+
+/// Four states of more than a second each are the parts of one second.
+#[test]
+fn times_that_no_second_holds_are_told_as_parts_of_one() {
+    let mut graph = chain(Does(990, 0), Computes);
+    let lie = Shares { idle: u32::MAX, busy: u32::MAX, soft: u32::MAX, hard: u32::MAX };
+    graph.0.tasks[1].instances[0].windows = [Some(lie); WINDOWS];
+    let found = only(graph);
+    assert_eq!(found.held_up_ms_per_second, 500);
+    assert!(found.evidence.contains(&"upstream, B waits for room 500 ms/s, LOW".to_owned()), "{found:?}");
+}
+
+const LYING: SocketSummary = SocketSummary {
+    is_approximate: false,
+    states: [Some(u16::MAX); 6],
+    retransmitted: Some(u32::MAX),
+    send_queue_bytes: Some(u32::MAX),
+    receive_queue_bytes: Some(u32::MAX),
+    residence_us: Some(u32::MAX),
+};
 
 /// Numbers that no task has: nothing overflows, and what is said stays within a second.
 #[test]
@@ -728,8 +1036,10 @@ fn lies_are_bounded() {
             emit_stalled: [u32::MAX; CAUSES],
             records: u64::MAX,
             bytes: u64::MAX,
+            socket: Some(LYING),
             ..ChannelFacts::default()
         }];
+        exchange.arrivals = vec![ArrivalFacts { socket: Some(LYING), ..ArrivalFacts::default() }];
         exchange.readers.push(usize::MAX);
         exchange.writers.push(usize::MAX);
     }

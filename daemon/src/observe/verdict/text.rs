@@ -1,11 +1,15 @@
 //! Verdicts in words: what was seen, how sure it is, what helps and what does not.
 
+use std::collections::BTreeSet;
+
 use weir_flow::stall::{CAUSES, Cause as StallCause};
 
-use super::cause::{Doubts, computes, loaded, share};
+use super::cause::{Doubts, computes, loaded, share_of};
+use super::sockets;
 use super::walk::{Place, Root};
 use super::{
-    Bottleneck, Cause, Confidence, ExchangeFacts, InstanceFacts, SECOND_MS, VerdictKind, View, of_cause,
+    Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts, SECOND_MS, VerdictKind, View,
+    of_cause,
 };
 use crate::observe::times::{Level, Shares};
 
@@ -231,14 +235,24 @@ impl Telling<'_> {
             ));
         }
         if let (Cause::HotKey | Cause::SlowInstance, Some(index)) = (self.cause, busiest.index) {
-            let read = self.view.facts.exchanges.iter().filter(|exchange| exchange.readers.contains(&place));
-            for exchange in read.take(LINES_MAX) {
-                if let Some(share) = share(exchange, index) {
-                    let share = percent(share);
-                    lines.push(format!("it gets {share} % of the records of exchange {}", exchange.name));
-                }
-            }
+            self.read(place).take(LINES_MAX).for_each(|exchange| of_consumer(exchange, index, lines));
         }
+    }
+
+    /// The exchanges that this task reads.
+    fn read(&self, task: usize) -> impl Iterator<Item = &ExchangeFacts> {
+        self.view.facts.exchanges.iter().filter(move |exchange| exchange.readers.contains(&task))
+    }
+
+    /// Of the exchanges that go by key to the task that is meant: the tasks that write them, and whether any goes by a key
+    /// that the client knows, and not by a selector of the application alone.
+    fn keyed(&self) -> (String, bool) {
+        let Place::Task(task) = self.root.place else { return (String::new(), false) };
+        let is_hash = self.read(task).any(|exchange| exchange.is_of("HASH"));
+        let keyed = self.read(task).filter(|exchange| exchange.is_of("HASH") || exchange.is_of("CUSTOM"));
+        let writers: BTreeSet<usize> = keyed.flat_map(|exchange| &exchange.writers).copied().collect();
+        let names: Vec<&str> = writers.iter().take(LINES_MAX).map(|task| self.view.name(*task)).collect();
+        (names.join(", "), is_hash)
     }
 
     fn of_exchange(&self, place: usize, lines: &mut Vec<String>) {
@@ -261,11 +275,22 @@ impl Telling<'_> {
         if !exchange.channels.is_empty() {
             lines.push(format!("exchange {} carries {:.1} MB/s", exchange.name, bytes as f64 / 1e6));
         }
+        if sockets::concern(self.cause) {
+            lines.extend(sockets::evidence(exchange));
+        }
         for reader in exchange.readers.iter().take(LINES_MAX) {
             let summary = self.view.summary(*reader);
             if summary.known > 0 {
                 lines.push(format!("downstream, {}: {}", self.view.name(*reader), shown(summary.shares)));
             }
+        }
+    }
+
+    /// What would be evidence and is not known.
+    pub(super) fn lacks(&self) -> Vec<String> {
+        match self.exchange() {
+            Some(exchange) if sockets::concern(self.cause) => sockets::lacks(self.view, exchange),
+            Some(_) | None => Vec::new(),
         }
     }
 
@@ -291,11 +316,17 @@ impl Telling<'_> {
             Cause::Busy => format!(
                 "More instances of {task}, or less work for each record; find out first whether it computes or waits."
             ),
-            Cause::HotKey => {
-                "Another key, or salt: spread the hot key over several instances and merge their partial \
-                              results behind them (`--salt`, `PartitionOptions::salt`)."
-                    .to_owned()
-            }
+            Cause::HotKey => match self.keyed() {
+                (writers, true) => format!(
+                    "Another key, or salt: spread the hot key over several instances and merge their partial results behind \
+                     them (`--salt`, `PartitionOptions::salt`). Which keys they are the program of {writers} can tell: \
+                     `Partition::heavy_keys` names those with most records."
+                ),
+                (writers, false) => format!(
+                    "Another key: the selector in the program of {writers} sends it these records, and can spread them over \
+                     several instances, if something behind them merges their partial results."
+                ),
+            },
             Cause::SlowInstance => format!(
                 "Look at the node of this instance of {task}. With `rebalance` or `rescale`, adaptive selection gives it \
                  fewer records."
@@ -371,6 +402,39 @@ impl Telling<'_> {
     }
 }
 
+/// What one consumer gets of an exchange, and from whom.
+fn of_consumer(exchange: &ExchangeFacts, index: u32, lines: &mut Vec<String>) {
+    let is_its = |channel: &ChannelFacts| channel.consumer == index;
+    let Some(records) = share_of(exchange, |channel| channel.records, is_its) else { return };
+    let bytes = share_of(exchange, |channel| channel.bytes, is_its).map(percent);
+    let bytes = bytes.map(|bytes| format!(" and {bytes} % of the bytes")).unwrap_or_default();
+    let consumers: BTreeSet<u32> = exchange.channels.iter().map(|channel| channel.consumer).collect();
+    let even = 1000 / u64::try_from(consumers.len()).unwrap_or(u64::MAX).max(1);
+    lines.push(format!(
+        "consumer {index} gets {} % of the records{bytes} of exchange {}; {} % would be even",
+        percent(records),
+        exchange.name,
+        percent(even)
+    ));
+    let producers: BTreeSet<u32> = exchange.channels.iter().map(|channel| channel.producer).collect();
+    let most =
+        exchange.channels.iter().filter(|channel| is_its(channel)).max_by_key(|channel| channel.records);
+    if let Some(most) = most.filter(|most| producers.len() > 1 && most.records > 0) {
+        let all: u128 = exchange
+            .channels
+            .iter()
+            .filter(|channel| is_its(channel))
+            .map(|channel| u128::from(channel.records))
+            .sum();
+        let part = u64::try_from(u128::from(most.records) * 1000 / all.max(1)).unwrap_or(1000);
+        lines.push(format!(
+            "producer {} emits {} % of those, more than any other",
+            most.producer,
+            percent(part)
+        ));
+    }
+}
+
 fn shown(shares: Shares) -> String {
     let (busy, idle, waits) = (shares.busy, shares.idle, shares.backpressured());
     format!("busy {busy}, idle {idle}, backpressured {waits} ms/s")
@@ -379,7 +443,7 @@ fn shown(shares: Shares) -> String {
 /// The channel that stalls most.
 fn worst(
     exchange: &ExchangeFacts,
-    stalled: impl Fn(&super::ChannelFacts) -> [u32; CAUSES],
+    stalled: impl Fn(&ChannelFacts) -> [u32; CAUSES],
 ) -> Option<(u32, u32, [u32; CAUSES])> {
     let rows = exchange.channels.iter().map(|channel| (channel.producer, channel.consumer, stalled(channel)));
     rows.filter(|(_, _, stalled)| super::total(stalled) > 0)

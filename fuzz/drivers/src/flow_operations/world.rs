@@ -4,14 +4,18 @@ use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
 use weir_flow::shard::{Notice, Submission};
 
-use super::clients::{Consumer, Producer};
 use super::operation::Operation;
+use crate::harness::clients::{Consumer, Producer};
 use crate::harness::{Pair, any_life, limits, link_spec, shape};
 use crate::{Reached, Rule};
 
 /// Of the exchange from node 0 to node 1, and of the one back: producers, consumers.
 const FORTH: (u32, u32) = (1, 2);
 const BACK: (u32, u32) = (2, 1);
+
+/// Segments of each producer, and floating ones of each consumer.
+const SEGMENTS: u32 = 10;
+const FLOATING: u32 = 2;
 
 pub(super) struct World {
     pair: Pair,
@@ -42,14 +46,14 @@ impl World {
         let forth = Shape { strategy, ..shape(FORTH.0, FORTH.1) };
         let back = shape(BACK.0, BACK.1);
         let producers = vec![
-            Producer::new(0, a, "forth", 0, forth, kind.is_multiple_of(2)),
-            Producer::new(1, b, "back", 0, back, false),
-            Producer::new(1, b, "back", 1, back, false),
+            Producer::new(0, a, "forth", 0, forth, SEGMENTS, kind.is_multiple_of(2)),
+            Producer::new(1, b, "back", 0, back, SEGMENTS, false),
+            Producer::new(1, b, "back", 1, back, SEGMENTS, false),
         ];
         let consumers = vec![
-            Consumer::new(1, b, "forth", 0, forth),
-            Consumer::new(1, b, "forth", 1, forth),
-            Consumer::new(0, a, "back", 0, back),
+            Consumer::new(1, b, "forth", 0, forth, FLOATING),
+            Consumer::new(1, b, "forth", 1, forth, FLOATING),
+            Consumer::new(0, a, "back", 0, back, FLOATING),
         ];
         Self {
             pair,

@@ -1,6 +1,6 @@
-//! The clients of both nodes: what each has sent, got and holds.
+//! Clients of shards: what each has sent, got and holds. Honest ones, unless they are told to claim something.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
@@ -9,14 +9,14 @@ use weir_flow::ids::{
 };
 use weir_flow::shard::{Delivery, GateSpec, PartitionSpec, PartitionUpdate, Submission};
 
-use crate::Reached;
-use crate::harness::{Node, SEGMENT_BYTES, end, event, gate_spec, partition_spec};
+use super::{Node, SEGMENT_BYTES, end, event, gate_spec, partition_spec};
 
-const SEGMENTS: u32 = 10;
+/// What a run reached, by name.
+type Reached = BTreeSet<&'static str>;
 
 /// What a channel carried: bytes are numbered, events stand between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Carried {
+pub enum Carried {
     Bytes(u64, u64),
     Event(u32),
     End,
@@ -34,7 +34,7 @@ fn note(stream: &mut Vec<Carried>, next: Carried) {
 }
 
 /// Whether everything of `part` is how `whole` begins.
-pub(super) fn begins_with(whole: &[Carried], part: &[Carried]) -> bool {
+fn begins_with(whole: &[Carried], part: &[Carried]) -> bool {
     part.iter().enumerate().all(|(index, carried)| match (carried, whole.get(index)) {
         (Carried::Bytes(first, end), Some(Carried::Bytes(whole_first, whole_end))) => {
             let is_last = index + 1 == part.len();
@@ -50,42 +50,45 @@ fn content(exchange: &str, producer: u32, consumer: u32, position: u64) -> u8 {
     (position.wrapping_mul(31) ^ (position >> 8) ^ channel) as u8
 }
 
-pub(super) struct Producer {
-    pub(super) node: usize,
-    pub(super) id: PartitionId,
+pub struct Producer {
+    pub node: usize,
+    pub id: PartitionId,
     exchange: &'static str,
     index: u32,
     /// Addresses that its client has: one per consumer, or one for all of them.
-    pub(super) addresses: u32,
+    pub addresses: u32,
     free: Vec<SegmentIndex>,
     builders: Vec<Option<(SegmentIndex, u32)>>,
     position: Vec<u64>,
-    pub(super) sent: Vec<Vec<Carried>>,
-    pub(super) priority_sent: Vec<VecDeque<u32>>,
+    pub sent: Vec<Vec<Carried>>,
+    pub priority_sent: Vec<VecDeque<u32>>,
     events: u32,
     is_ended: Vec<bool>,
-    pub(super) is_finished: bool,
-    pub(super) is_failed: bool,
-    pub(super) is_closed: bool,
+    /// Segments of its region.
+    segments: u32,
+    pub is_finished: bool,
+    pub is_failed: bool,
+    pub is_closed: bool,
     /// Whether its client has claimed nothing that it did not have.
-    pub(super) is_honest: bool,
+    pub is_honest: bool,
 }
 
 impl Producer {
-    /// Producer `index` of the exchange, at this node.
-    pub(super) fn new(
+    /// Producer `index` of the exchange, at this node, with so many segments.
+    pub fn new(
         node: usize,
         at: &mut Node,
         exchange: &'static str,
         index: u32,
         shape: Shape,
+        segments: u32,
         continue_without: bool,
     ) -> Self {
         let spec = PartitionSpec {
             exchange: exchange.parse().expect("a name"),
             producer: ProducerIndex(index),
             continue_without,
-            ..partition_spec(shape, index, SEGMENTS)
+            ..partition_spec(shape, index, segments)
         };
         let addresses = if shape.strategy == Strategy::Broadcast { 1 } else { shape.consumers };
         let channels = addresses as usize;
@@ -95,13 +98,14 @@ impl Producer {
             exchange,
             index,
             addresses,
-            free: (0..SEGMENTS).map(SegmentIndex).collect(),
+            free: (0..segments).map(SegmentIndex).collect(),
             builders: vec![None; channels],
             position: vec![0; channels],
             sent: vec![Vec::new(); channels],
             priority_sent: vec![VecDeque::new(); channels],
             events: 0,
             is_ended: vec![false; channels],
+            segments,
             is_finished: false,
             is_failed: false,
             is_closed: false,
@@ -119,7 +123,7 @@ impl Producer {
         assert!(result.is_ok() || !self.is_honest, "an honest client is refused: {result:?}");
     }
 
-    pub(super) fn write(&mut self, at: &mut Node, consumer: u32, bytes: u32, close: bool, now: Time) {
+    pub fn write(&mut self, at: &mut Node, consumer: u32, bytes: u32, close: bool, now: Time) {
         let channel = consumer as usize;
         if !self.is_open(consumer) {
             return;
@@ -156,7 +160,7 @@ impl Producer {
         self.submit(at, submission, now);
     }
 
-    pub(super) fn event(&mut self, at: &mut Node, consumer: u32, priority: bool, now: Time) {
+    pub fn event(&mut self, at: &mut Node, consumer: u32, priority: bool, now: Time) {
         let view = at.shard.subpartition_view(self.id, SubpartitionIndex(consumer));
         if !self.is_open(consumer) || view.is_none_or(|view| view.events_in_flight >= 7) {
             return;
@@ -171,7 +175,7 @@ impl Producer {
         self.submit(at, event(consumer, &name.to_string(), priority), now);
     }
 
-    pub(super) fn end(&mut self, at: &mut Node, consumer: u32, now: Time) {
+    pub fn end(&mut self, at: &mut Node, consumer: u32, now: Time) {
         if !self.is_open(consumer) {
             return;
         }
@@ -184,7 +188,7 @@ impl Producer {
     }
 
     /// Any numbers. Whether they were refused.
-    pub(super) fn claim(&mut self, at: &mut Node, submission: Submission, now: Time) -> bool {
+    pub fn claim(&mut self, at: &mut Node, submission: Submission, now: Time) -> bool {
         self.is_honest = false;
         if at.shard.handle_submission(self.id, submission, now).is_ok() {
             return false;
@@ -196,7 +200,7 @@ impl Producer {
     }
 
     /// Takes what its client is told. Whether it failed.
-    pub(super) fn take_updates(&mut self, at: &mut Node, reached: &mut Reached) -> bool {
+    pub fn take_updates(&mut self, at: &mut Node, reached: &mut Reached) -> bool {
         let mut failed = false;
         while let Some(update) = at.shard.poll_update(self.id) {
             match update {
@@ -221,13 +225,14 @@ impl Producer {
         failed
     }
 
-    pub(super) fn assert_all_free(&mut self) {
+    pub fn assert_all_free(&mut self) {
         self.free.sort_unstable();
-        assert_eq!(self.free, (0..SEGMENTS).map(SegmentIndex).collect::<Vec<_>>(), "every segment is free");
+        let all: Vec<_> = (0..self.segments).map(SegmentIndex).collect();
+        assert_eq!(self.free, all, "every segment is free");
     }
 
     /// What it and a consumer know of their channel.
-    pub(super) fn compare(&self, consumer: &Consumer, wholly: bool) {
+    pub fn compare(&self, consumer: &Consumer, wholly: bool) {
         if self.exchange != consumer.exchange || !self.is_honest {
             return;
         }
@@ -248,7 +253,7 @@ impl Producer {
 }
 
 /// A slice that a consumer's client holds.
-struct Held {
+pub struct Held {
     channel: u32,
     segment: SegmentIndex,
     offset: u32,
@@ -258,30 +263,39 @@ struct Held {
     given_back: u32,
 }
 
-pub(super) struct Consumer {
-    pub(super) node: usize,
-    pub(super) id: GateId,
+pub struct Consumer {
+    pub node: usize,
+    pub id: GateId,
     exchange: &'static str,
     /// The address of its producers that it reads from.
     builder: u32,
-    pub(super) producers: u32,
-    held: Vec<Held>,
+    pub producers: u32,
+    pub held: Vec<Held>,
     events: Vec<u32>,
-    position: Vec<u64>,
+    /// Bytes that came by each channel.
+    pub position: Vec<u64>,
     got: Vec<Vec<Carried>>,
     priority_got: Vec<VecDeque<u32>>,
     is_done: Vec<bool>,
-    pub(super) is_closed: bool,
+    pub is_closed: bool,
 }
 
 impl Consumer {
-    pub(super) fn new(node: usize, at: &mut Node, exchange: &'static str, index: u32, shape: Shape) -> Self {
+    /// Consumer `index` of the exchange, at this node, with two exclusive segments a channel and so many floating ones.
+    pub fn new(
+        node: usize,
+        at: &mut Node,
+        exchange: &'static str,
+        index: u32,
+        shape: Shape,
+        floating: u32,
+    ) -> Self {
         let producers = shape.producers;
         let channels = producers as usize;
         let spec = GateSpec {
             exchange: exchange.parse().expect("a name"),
             consumer: ConsumerIndex(index),
-            ..gate_spec(shape, index, producers * 2 + 2, 2)
+            ..gate_spec(shape, index, producers * 2 + floating, 2)
         };
         Self {
             node,
@@ -300,13 +314,7 @@ impl Consumer {
     }
 
     /// Takes priority events, then at most `count` deliveries. Whether a channel failed.
-    pub(super) fn poll(
-        &mut self,
-        at: &mut Node,
-        count: usize,
-        trust: &[bool],
-        reached: &mut Reached,
-    ) -> bool {
+    pub fn poll(&mut self, at: &mut Node, count: usize, trust: &[bool], reached: &mut Reached) -> bool {
         let name = |payload: &[u8]| std::str::from_utf8(payload).ok()?.parse::<u32>().ok();
         let mut failed = false;
         while let Some(delivery) = at.shard.poll_priority_delivery(self.id) {
@@ -366,7 +374,7 @@ impl Consumer {
         }
     }
 
-    pub(super) fn give_back(&mut self, at: &mut Node, pick: usize, share: u32, trust: &[bool], now: Time) {
+    pub fn give_back(&mut self, at: &mut Node, pick: usize, share: u32, trust: &[bool], now: Time) {
         if self.is_closed || self.held.is_empty() {
             return;
         }
@@ -381,7 +389,7 @@ impl Consumer {
         }
     }
 
-    pub(super) fn consume_event(&mut self, at: &mut Node, now: Time) {
+    pub fn consume_event(&mut self, at: &mut Node, now: Time) {
         if !self.is_closed
             && let Some(channel) = self.events.pop()
         {
@@ -390,13 +398,7 @@ impl Consumer {
     }
 
     /// Reads and gives back everything.
-    pub(super) fn read_on(
-        &mut self,
-        at: &mut Node,
-        trust: &[bool],
-        reached: &mut Reached,
-        now: Time,
-    ) -> bool {
+    pub fn read_on(&mut self, at: &mut Node, trust: &[bool], reached: &mut Reached, now: Time) -> bool {
         let failed = self.poll(at, usize::MAX, trust, reached);
         while !self.held.is_empty() && !self.is_closed {
             self.give_back(at, 0, 1, trust, now);
@@ -408,7 +410,7 @@ impl Consumer {
     }
 
     /// Which producer's bytes may be compared.
-    pub(super) fn trust(&self, producers: &[Producer]) -> Vec<bool> {
+    pub fn trust(&self, producers: &[Producer]) -> Vec<bool> {
         let mine = producers.iter().filter(|producer| producer.exchange == self.exchange);
         mine.map(|producer| producer.is_honest).collect()
     }
