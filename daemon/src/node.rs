@@ -275,7 +275,7 @@ impl Node {
     /// # Errors
     /// Whatever an operator must put right first; nothing is left behind then.
     pub fn start(
-        options: NodeOptions,
+        mut options: NodeOptions,
         run_dir: &Path,
         shards: Vec<ShardSender>,
         from_shards: mpsc::UnboundedReceiver<ToNode>,
@@ -293,6 +293,7 @@ impl Node {
         link_options::check(&options.link)?;
         let listener = listen::bind(options.listen, options.key.is_some())?;
         let listen = listener.local_addr().map_err(os("asking for the listening address"))?;
+        options.link.source = Some(listen.ip()).filter(|address| !address.is_unspecified());
         let clients = AttachListener::new(run_dir.listen()?).map_err(os("watching the attach socket"))?;
         raise_descriptor_limit();
         let (events, inbox) = mpsc::channel(EVENTS_MAX);

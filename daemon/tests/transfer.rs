@@ -2,7 +2,11 @@
 
 mod common;
 
-use common::{Pair, channels, eventually, feed, lines, memory_used, recv, send, sorted};
+use common::{
+    Daemon, DaemonOptions, Pair, channels, eventually, feed, free_address, lines, memory_used, recv, send,
+    sorted,
+};
+use tempfile::TempDir;
 
 /// Long enough that pools, credit and sockets all fill and empty many times.
 const INPUT_BYTES: usize = 24 << 20;
@@ -266,6 +270,23 @@ fn length_prefixed_records_may_hold_any_byte_and_be_longer_than_a_segment() {
     let output = receiver.output();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stdout == input);
+    assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
+}
+
+/// Node b is told of no peer: it knows node a by where its control link comes from, and dials it there for the data link.
+#[test]
+fn a_node_that_listens_at_one_of_several_addresses_is_found_there_by_a_peer_that_was_not_told_of_it() {
+    let directory = TempDir::new().expect("a directory");
+    let (first, second) = (free_address().replace("127.0.0.1", "127.0.0.2"), free_address());
+    let b = Daemon::start(directory.path(), &DaemonOptions::new("b", &second));
+    let peers = [("b", second.as_str())];
+    let a =
+        Daemon::start(directory.path(), &DaemonOptions { peers: &peers, ..DaemonOptions::new("a", &first) });
+    let receiver = recv(&b, "x", "0/1");
+    let mut sender = send(&a, "x", &["--consumers", "1"]);
+    let feeder = feed(&mut sender, b"found\n".to_vec());
+    assert_eq!(receiver.output().stdout, b"found\n");
     assert!(sender.output().status.success());
     feeder.join().expect("the feeder");
 }

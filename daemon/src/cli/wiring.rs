@@ -49,6 +49,7 @@ pub(super) fn node_options(config: &Config, observer: Observer) -> Result<NodeOp
         link: LinkOptions {
             congestion: config.congestion().map(str::to_owned),
             user_timeout: heartbeat.timeout,
+            ..LinkOptions::default()
         },
         heartbeat,
         drain_timeout: config.drain_timeout.0,

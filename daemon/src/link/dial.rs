@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,6 +137,12 @@ pub async fn dial(address: &str, link: &LinkOptions) -> Result<TcpStream, DialEr
             last = io::Error::other(scarce.to_string());
             break;
         }
+        if let Some(source) = link.source.filter(|source| can_leave_by(*source, candidate.ip()))
+            && let Err(error) = socket.bind(SocketAddr::new(source, 0))
+        {
+            last = error;
+            continue;
+        }
         // Before it connects: a lost first packet is to be sent again as soon as any other.
         options::apply(&socket, link).map_err(DialError::Options)?;
         match tokio::time::timeout(CONNECT_TIMEOUT, socket.connect(candidate)).await {
@@ -157,6 +163,11 @@ fn socket_for(address: SocketAddr) -> io::Result<TcpSocket> {
     }
 }
 
+/// Whether a connection to this address can have that source: both of one family, and both of this machine or neither.
+fn can_leave_by(source: IpAddr, to: IpAddr) -> bool {
+    source.is_ipv4() == to.is_ipv4() && source.is_loopback() == to.is_loopback()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +185,27 @@ mod tests {
         assert_eq!(backoff.next_wait(0), Duration::ZERO);
         backoff.reset();
         assert_eq!(whole(&mut backoff), BACKOFF_FIRST);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_listens_at_one_address_leaves_by_it_where_it_can() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap().to_string();
+        for (source, found) in [
+            (None, "127.0.0.1"),
+            (Some("127.0.0.2"), "127.0.0.2"),
+            // It could not be reached from there, or not over this family: the kernel chooses.
+            (Some("192.0.2.1"), "127.0.0.1"),
+            (Some("::1"), "127.0.0.1"),
+        ] {
+            let source = source.map(|source| source.parse().unwrap());
+            let stream = dial(&to, &LinkOptions { source, ..LinkOptions::default() }).await.unwrap();
+            assert_eq!(stream.local_addr().unwrap().ip().to_string(), found, "{source:?}");
+        }
+        // An address that is not this machine's is an error with the kernel's word.
+        let foreign = LinkOptions { source: Some("192.0.2.1".parse().unwrap()), ..LinkOptions::default() };
+        let error = dial("192.0.2.2:1", &foreign).await.unwrap_err();
+        assert!(error.to_string().contains("192.0.2.2:1"), "{error}");
     }
 
     #[tokio::test]

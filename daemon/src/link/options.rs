@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -33,11 +34,14 @@ pub struct LinkOptions {
     pub congestion: Option<String>,
     /// How long sent bytes may stay unacknowledged until the kernel breaks the connection. At least 1 ms.
     pub user_timeout: Duration,
+    /// Where this node listens, if that is one address and not all of the machine. What it dials leaves by the same: a peer
+    /// that has no other address of it dials where its links come from.
+    pub source: Option<IpAddr>,
 }
 
 impl Default for LinkOptions {
     fn default() -> Self {
-        Self { congestion: None, user_timeout: Duration::from_secs(5) }
+        Self { congestion: None, user_timeout: Duration::from_secs(5), source: None }
     }
 }
 
