@@ -53,6 +53,8 @@ pub struct ClusterOptions {
     pub retention: Option<u32>,
     /// `observe.probes`; the default if `None`.
     pub probes: Option<&'static str>,
+    /// `memory.hugepages`; the default if `None`.
+    pub hugepages: Option<&'static str>,
 }
 
 impl ClusterOptions {
@@ -66,8 +68,12 @@ impl ClusterOptions {
         if let Some(segments) = self.retention {
             text.push_str(&format!("[pool]\nretention = {segments}\n"));
         }
-        if let Some(probes) = self.probes {
-            text.push_str(&format!("[observe]\nprobes = \"{probes}\"\n"));
+        for (section, key, value) in
+            [("observe", "probes", self.probes), ("memory", "hugepages", self.hugepages)]
+        {
+            if let Some(value) = value {
+                text.push_str(&format!("[{section}]\n{key} = \"{value}\"\n"));
+            }
         }
         text
     }

@@ -117,7 +117,13 @@ struct Summary {
 /// One line: what went wrong, or what was said instead of what is so.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     let (slow, teller) = (arguments.slow, Teller::new(arguments.json));
-    let options = ClusterOptions { shards: 1, memory_bytes: MEMORY_BYTES, ..ClusterOptions::default() };
+    let options = ClusterOptions {
+        shards: 1,
+        memory_bytes: MEMORY_BYTES,
+        // A partition on a hugepage has all segments that fit it, which is no small pool.
+        hugepages: (slow == Slow::Pool).then_some("off"),
+        ..ClusterOptions::default()
+    };
     let mut path = None;
     let cluster = Cluster::start_over(&options, |addresses| {
         let Some(hold) = slow.hold() else { return Ok(addresses.clone()) };
