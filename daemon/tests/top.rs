@@ -6,9 +6,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use common::{Pair, WEIR, eventually, recv, send, signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
@@ -20,11 +23,14 @@ struct Terminal {
     /// Everything that was written to it.
     written: Arc<Mutex<Vec<u8>>>,
     before: Termios,
+    is_read: Arc<AtomicBool>,
+    reading: Option<JoinHandle<()>>,
 }
 
 impl Terminal {
     fn open() -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let master =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
         grantpt(&master).expect("its rights");
         unlockpt(&master).expect("its lock");
         let name = ptsname(&master, Vec::new()).expect("its name");
@@ -38,13 +44,27 @@ impl Terminal {
         let before = tcgetattr(&slave).expect("its modes");
         let (master, written) = (File::from(master), Arc::new(Mutex::new(Vec::new())));
         let (mut source, sink) = (master.try_clone().expect("a copy"), Arc::clone(&written));
-        std::thread::spawn(move || {
+        let is_read = Arc::new(AtomicBool::new(true));
+        let goes_on = Arc::clone(&is_read);
+        let reading = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = source.read(&mut bytes) {
+            while goes_on.load(Ordering::Relaxed) {
+                let mut polled = [PollFd::new(&source, PollFlags::IN)];
+                let pause = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+                if poll(&mut polled, Some(&pause)).expect("a poll") == 0 {
+                    continue;
+                }
+                let Ok(count @ 1..) = source.read(&mut bytes) else { return };
                 sink.lock().expect("not poisoned").extend_from_slice(&bytes[..count]);
             }
         });
-        Self { master, slave: slave.into(), written, before }
+        Self { master, slave: slave.into(), written, before, is_read, reading: Some(reading) }
+    }
+
+    /// The terminal goes away, as when its window is closed or its connection is lost.
+    fn hang_up(mut self) {
+        self.is_read.store(false, Ordering::Relaxed);
+        self.reading.take().expect("it was opened").join().expect("the reader");
     }
 
     fn run(&self, run_dir: &std::path::Path) -> Child {
@@ -113,6 +133,22 @@ fn it_shows_what_is_attached_and_gives_the_terminal_back_when_a_key_or_a_signal_
     }
     drop(sender.child.stdin.take());
     assert!(sender.output().status.success() && receiver.output().status.success());
+}
+
+/// It is not the leader of a session here, so that no signal tells it unless the test sends one.
+#[test]
+fn it_ends_when_its_terminal_goes_away() {
+    let pair = Pair::start();
+    for is_told in [false, true, false, true] {
+        let terminal = Terminal::open();
+        let mut top = terminal.run(&pair.a.run_dir);
+        eventually("the screen", || terminal.has_shown("q quit").then_some(()));
+        terminal.hang_up();
+        if is_told {
+            signal(top.id(), Signal::HUP);
+        }
+        assert_eq!(exit_code(&mut top), Some(0), "an end, and no panic");
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ use super::RunDirArgs;
 use crate::exit::{Exit, Problem};
 use reports::{Latest, Reader};
 use state::{Action, State};
-use terminal::Screen;
+use terminal::{Input, Screen};
 
 /// How long a key may wait to be seen, and news to be shown.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -58,7 +58,13 @@ pub(super) fn run(arguments: &TopArgs) -> Result<Exit, Problem> {
     let reader = Reader::start(arguments.daemon.run_dir.clone(), arguments.interval);
     let signals = terminal::end_signals()?;
     let mut screen = Screen::open()?;
-    watch(&mut screen, &mut latest, &reader, &signals)
+    let ended = watch(&mut screen, &mut latest, &reader, &signals);
+    if screen.is_gone() {
+        // Whatever it ended by: a signal often says that the terminal goes, and writing to it fails then.
+        screen.forget();
+        return Ok(Exit::Ok);
+    }
+    ended
 }
 
 fn watch(
@@ -76,12 +82,20 @@ fn watch(
         if signals.try_recv().is_ok() {
             return Ok(Exit::Ok);
         }
-        if event::poll(LOOK_INTERVAL).map_err(lost)?
-            && let Event::Key(key) = event::read().map_err(lost)?
-            && key.kind != KeyEventKind::Release
-            && state.handle_key(key) == Action::Quit
-        {
-            return Ok(Exit::Ok);
+        match screen.await_keys(LOOK_INTERVAL).map_err(lost)? {
+            Input::Gone => return Ok(Exit::Ok),
+            Input::Nothing => {}
+            // One read may hold several.
+            Input::Keys => {
+                while event::poll(Duration::ZERO).map_err(lost)? {
+                    if let Event::Key(key) = event::read().map_err(lost)?
+                        && key.kind != KeyEventKind::Release
+                        && state.handle_key(key) == Action::Quit
+                    {
+                        return Ok(Exit::Ok);
+                    }
+                }
+            }
         }
         while let Some(asked) = reader.poll() {
             if !state.is_paused {
