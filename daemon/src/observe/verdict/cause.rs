@@ -213,7 +213,14 @@ fn uneven(
     let index = task.instances.get(summary.busiest).and_then(|instance| instance.index);
     let shares = read().filter(|exchange| is_keyed(exchange)).filter_map(|exchange| share(exchange, index?));
     match shares.max() {
-        None => doubts.add(Confidence::Medium, "how many records each instance gets is not known"),
+        // Nothing moved in the last second, or nobody tells: that it is slow is seen, that it gets more is not.
+        None => {
+            doubts.add(
+                Confidence::Medium,
+                "how many records each instance gets is not known: a hot key looks alike",
+            );
+            return Some(Cause::SlowInstance);
+        }
         // Its siblings are idle, and yet it gets no more than they do: it is slow by itself.
         Some(share) if share * (count + 1) < 1200 => return Some(Cause::SlowInstance),
         Some(_) => {}

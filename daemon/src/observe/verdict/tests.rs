@@ -316,10 +316,10 @@ fn table() -> Vec<(&'static str, Graph, VerdictKind, Needed, Names, Names)> {
             &[],
         ),
         (
-            "a hot key whose records are not known",
+            "one instance behind a hash does not keep up, and whether it gets more is not known",
             skewed("HASH", None),
             Found,
-            &[("B", Cause::HotKey)],
+            &[("B", Cause::SlowInstance)],
             &["A"],
             &[],
         ),
@@ -752,7 +752,7 @@ fn confidence_falls_with_what_is_not_known() {
             chain(Does(990, 0), Computes).lacks("node c is not linked"),
             "the tasks of some nodes are not known",
         ),
-        (skewed("HASH", None), "how many records each instance gets is not known"),
+        (skewed("HASH", None), "how many records each instance gets is not known: a hot key looks alike"),
     ] {
         let (confidence, found) = of(graph);
         assert_eq!(confidence, Confidence::Medium, "{reason}");
