@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -225,6 +225,15 @@ impl Line {
                 return goodbye;
             }
         }
+    }
+
+    /// Ends the connection without Goodbye, once the daemon has read everything that was sent on it. A connection that
+    /// is dropped while the daemon's bytes are on the way is reset instead: the daemon may then fail at sending before
+    /// it reads what was sent last.
+    pub(crate) fn cut(mut self) {
+        // The daemon may have ended it already.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        self.until_end();
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> bool {

@@ -136,7 +136,7 @@ fn a_resume_with_numbers_that_cannot_be_fails_that_channel_and_no_other() {
         connect(&mut line, 0, &exchange, 4);
         line.until("data", |heard| matches!(heard, Heard::Data(_)).then_some(()));
         line.send(&limit(0, Limit { limit: 4, ack, event_limit: 8, ..Limit::default() }));
-        drop(line);
+        line.cut();
         hello.resumes = 1;
         let mut line = evil.dial(&scene.at_a, hello);
         // It has ChannelAccepted.
