@@ -16,6 +16,7 @@ use crate::ids::{ChannelIndex, GateId, PartitionId, SubpartitionIndex, Time};
 use crate::limits::Limits;
 use crate::send::schedule::Round;
 use crate::shard::LinkSpec;
+use crate::stall::ReceiveAge;
 use crate::stall::account::Path;
 use crate::stall::credit::Arrival;
 use crate::state::{IndexEvent, IndexState, LinkState};
@@ -119,7 +120,7 @@ pub(crate) struct Link {
     /// After so long without a sign of life it counts as silent: one was due and did not come.
     pub(crate) silence_ns: u64,
     /// How long the bytes that are being handled lay in the socket; none if that is not known.
-    pub(crate) receive_age_ns: Option<u64>,
+    pub(crate) receive_age: Option<ReceiveAge>,
     pub(crate) is_timed_out: bool,
     /// Why the peer is stopping, if it said so.
     pub(crate) goodbye: Option<Failure>,
@@ -152,7 +153,7 @@ impl Link {
             last_heard: now,
             last_ping: now,
             silence_ns: limits.ping_interval_ns.saturating_mul(2),
-            receive_age_ns: None,
+            receive_age: None,
             is_timed_out: false,
             goodbye: None,
             counts: LinkCounts::default(),
@@ -172,7 +173,7 @@ impl Link {
     /// How what is being handled came here; `peer_ns` is how long it waited at the peer.
     pub(crate) fn arrival(&self, peer_ns: u64) -> Arrival {
         let path_ns = self.counts.round_trip_min_ns.unwrap_or(0) / 2;
-        Arrival { age_ns: self.receive_age_ns, path_ns, peer_ns }
+        Arrival { age: self.receive_age, path_ns, peer_ns }
     }
 
     /// How long after it was last heard it waits for another socket: as long as the end that waits less. `own_ns` is

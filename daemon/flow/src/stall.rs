@@ -15,6 +15,8 @@ pub(crate) mod account;
 pub(crate) mod credit;
 pub mod emit;
 
+pub use credit::ReceiveAge;
+
 /// How many causes there are: the length of every table by cause.
 pub const CAUSES: usize = 7;
 

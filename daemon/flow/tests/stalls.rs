@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use weir_flow::ids::{ChannelIndex, Incarnation, PartitionId, Sequence, Time};
 use weir_flow::limits::Limits;
 use weir_flow::shard::Delivery;
-use weir_flow::stall::{CAUSES, Cause, LengthsByCause, Stalls};
+use weir_flow::stall::{CAUSES, Cause, LengthsByCause, ReceiveAge, Stalls};
 use weir_flow::stats::{ChannelStats, Side};
 use weir_flow::wire::{Limit, Message, Resume};
 
@@ -131,7 +131,7 @@ fn credit_that_a_consumer_keeps_is_waited_for_as_the_consumers() {
     lone.data_frames();
     pass(&mut lone, 3_000);
     assert_eq!((times(&lone), now_waits(&lone)), (vec![("consumer", 3_000)], Some("consumer")));
-    lone.shard.handle_receive_age(lone.link, 0);
+    lone.shard.handle_receive_age(lone.link, ReceiveAge::Exactly(0));
     lone.grant(0, 2, 1);
     assert!(plan(&mut lone));
     pass(&mut lone, 7_000);
@@ -142,21 +142,27 @@ fn credit_that_a_consumer_keeps_is_waited_for_as_the_consumers() {
 /// The Limit that ends a wait says how much of it was the path, and how much the shards at both ends.
 #[test]
 fn a_wait_for_credit_is_divided_when_the_limit_comes() {
-    let late = |age_ns: Option<u64>, age_us: u32, waited_ns: u64| {
+    let told = |age: Option<ReceiveAge>, age_us: u32, waited_ns: u64| {
         let (mut lone, partition) = producer(0);
         set_round_trip(&mut lone, 2_000_000);
         lone.submit(partition, data(0, 0, 0, KIB, true));
         // Told, so that there is nothing left to send.
         lone.frames();
         pass(&mut lone, waited_ns);
-        if let Some(age_ns) = age_ns {
-            lone.shard.handle_receive_age(lone.link, age_ns);
+        if let Some(age) = age {
+            lone.shard.handle_receive_age(lone.link, age);
         }
         lone.receive(&limit_message(0, Limit { limit: 1, event_limit: 8, age_us, ..Limit::default() }));
         assert_eq!(lone.data_frames().len(), 1);
         assert_eq!(stalls(&lone).totals.total_ns(), waited_ns);
-        assert_eq!(stats(&lone).is_stall_approximate, age_ns.is_none());
+        assert_eq!(stats(&lone).is_stall_approximate, !matches!(age, Some(ReceiveAge::Exactly(_))));
         times(&lone)
+    };
+    let late = |age_ns: Option<u64>, age_us, waited_ns| {
+        let at_least = age_ns.map(|ns| told(Some(ReceiveAge::AtLeast(ns)), age_us, waited_ns));
+        let times = told(age_ns.map(ReceiveAge::Exactly), age_us, waited_ns);
+        assert!(at_least.is_none_or(|at_least| at_least == times), "what is known counts");
+        times
     };
     let network = ("network", 1_000_000);
     let parts = |consumer, shard| vec![("consumer", consumer), network, ("shard", shard)];
@@ -176,7 +182,7 @@ fn an_age_holds_for_the_bytes_that_follow_it() {
     let (mut lone, partition) = producer(0);
     lone.submit(partition, data(0, 0, 0, KIB, true));
     lone.frames();
-    lone.shard.handle_receive_age(lone.link, 1_000);
+    lone.shard.handle_receive_age(lone.link, ReceiveAge::Exactly(1_000));
     lone.receive(&Message::Ping { token: 1 });
     pass(&mut lone, 5_000);
     lone.grant(0, 1, 0);
@@ -578,7 +584,7 @@ impl Oracle {
                 self.limit.age_us = age_us;
                 self.lone.receive(&limit_message(0, self.limit));
             }
-            Step::Age(ns) => self.lone.shard.handle_receive_age(self.lone.link, ns),
+            Step::Age(ns) => self.lone.shard.handle_receive_age(self.lone.link, ReceiveAge::Exactly(ns)),
             Step::Hear if !self.lost => self.lone.receive(&Message::Ping { token: 9 }),
             Step::Plan if self.planned.is_none() && plan(&mut self.lone) => {
                 self.planned = Some(self.lone.now)

@@ -102,6 +102,11 @@ impl Sampler {
         account
     }
 
+    /// When the first of what the last look found unread had arrived, or later; none if nothing lay there.
+    pub(crate) fn unread_since_ns(&self) -> Option<u64> {
+        self.unread.as_ref().and_then(Unread::since_ns)
+    }
+
     fn show(&mut self, reading: &Reading) {
         let account = &mut self.account;
         account.state = Some(reading.state());

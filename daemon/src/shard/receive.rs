@@ -216,9 +216,9 @@ impl<R: Ring> ShardLoop<R> {
         self.bytes_total += bytes.len() as u64;
         let open = self.links.of_socket(socket).filter(|id| self.links.socket(*id) == Some(socket));
         let broken = open.and_then(|link| {
-            let age_ns = self.links.get(link).and_then(|link| link.watch.as_ref()?.receive_age_ns());
-            if let Some(age_ns) = age_ns {
-                self.core.handle_receive_age(link, age_ns);
+            let age = self.links.get(link).and_then(|link| link.watch.as_ref()?.receive_age());
+            if let Some(age) = age {
+                self.core.handle_receive_age(link, age);
             }
             let outcome = self.core.handle_received(link, bytes, &mut self.rings.gates, now);
             outcome.err().map(|error| (link, error))

@@ -28,7 +28,7 @@ impl Shard {
         let result = self.parse(link, &mut parser, bytes, memory, now);
         if let Some(state) = self.links.get_mut(link) {
             state.parser = parser;
-            state.receive_age_ns = None;
+            state.receive_age = None;
         }
         result
     }

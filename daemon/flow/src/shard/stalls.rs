@@ -6,15 +6,15 @@ use crate::invariant::{Violation, ensure};
 use crate::send::partition::Partition;
 use crate::send::subpartition::Subpartition;
 use crate::stall::emit::{EmitClaims, Followed, WaitKind};
-use crate::stall::{Cause, PastStalls, StallTotals};
+use crate::stall::{Cause, PastStalls, ReceiveAge, StallTotals};
 
 impl Shard {
-    /// How long the bytes of the next [`Self::handle_received`] on this link lay in its socket, in nanoseconds; without
-    /// effect on any other. Where it is not said, what a Limit waited in the socket counts for the consumer, and
-    /// [`ChannelStats::is_stall_approximate`](crate::stats::ChannelStats::is_stall_approximate) says so.
-    pub fn handle_receive_age(&mut self, link: LinkId, age_ns: u64) {
+    /// How long the bytes of the next [`Self::handle_received`] on this link lay in its socket; without effect on any
+    /// other. Where it is not said, or less is said than it was, what a Limit waited in the socket counts for the
+    /// consumer, and [`ChannelStats::is_stall_approximate`](crate::stats::ChannelStats::is_stall_approximate) says so.
+    pub fn handle_receive_age(&mut self, link: LinkId, age: ReceiveAge) {
         if let Some(state) = self.links.get_mut(link) {
-            state.receive_age_ns = Some(age_ns);
+            state.receive_age = Some(age);
         }
     }
 

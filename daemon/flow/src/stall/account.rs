@@ -16,7 +16,7 @@
 
 use super::credit::{self, Arrival};
 use super::emit::ChannelTimes;
-use super::{CAUSES, Cause, LengthsByCause, Stall, StallTotals, Stalls};
+use super::{CAUSES, Cause, LengthsByCause, ReceiveAge, Stall, StallTotals, Stalls};
 use crate::ids::Time;
 use crate::invariant::{Violation, ensure};
 
@@ -71,7 +71,7 @@ pub(crate) struct SendStalls {
     measured_ns: u64,
     /// Settled time without credit, whatever it went to.
     credit_ns: u64,
-    /// Some credit that came could not be divided for want of the time at which it reached the socket.
+    /// Of some credit that came it was not known, or not exactly, how long it lay in the socket.
     is_approximate: bool,
 }
 
@@ -108,7 +108,7 @@ impl SendStalls {
             let ns = now.since_ns(open.settled);
             let parts = credit::split(ns, arrival);
             self.credit_ns = self.credit_ns.saturating_add(ns);
-            self.is_approximate |= arrival.age_ns.is_none();
+            self.is_approximate |= !matches!(arrival.age, Some(ReceiveAge::Exactly(_)));
             add(open, &mut self.ended.totals, &parts);
             (open.settled, open.sending_ns) = (now.max(open.settled), path.sending_ns);
         }

@@ -18,11 +18,29 @@
 
 use super::{CAUSES, Cause};
 
+/// How long bytes lay in a socket before they were read, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiveAge {
+    /// It was measured.
+    Exactly(u64),
+    /// They were seen to lie there, and may have been there before.
+    AtLeast(u64),
+}
+
+impl ReceiveAge {
+    /// What is known to have passed.
+    const fn ns(self) -> u64 {
+        match self {
+            Self::Exactly(ns) | Self::AtLeast(ns) => ns,
+        }
+    }
+}
+
 /// How a Limit came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// How long its bytes lay in the socket before they were read, in nanoseconds; none if that is not known.
-    pub(crate) age_ns: Option<u64>,
+    /// How long its bytes lay in the socket; none if that is not known.
+    pub(crate) age: Option<ReceiveAge>,
     /// How long it takes from the peer to here, in nanoseconds.
     pub(crate) path_ns: u64,
     /// How long the credit in it waited at the peer before it was told, in nanoseconds.
@@ -32,7 +50,7 @@ pub(crate) struct Arrival {
 /// Divides a wait of `ns` nanoseconds. The parts add up to it, whatever was claimed: what is known best comes first, and each
 /// takes what is left at most.
 pub(crate) fn split(ns: u64, arrival: &Arrival) -> [u64; CAUSES] {
-    let local_ns = arrival.age_ns.unwrap_or(0).min(ns);
+    let local_ns = arrival.age.map_or(0, ReceiveAge::ns).min(ns);
     let path_ns = arrival.path_ns.min(ns - local_ns);
     let peer_ns = arrival.peer_ns.min(ns - local_ns - path_ns);
     let mut parts = [0; CAUSES];
@@ -55,7 +73,9 @@ mod tests {
     use super::*;
 
     fn parts(ns: u64, age_ns: Option<u64>, path_ns: u64, peer_ns: u64) -> (u64, u64, u64) {
-        let parts = split(ns, &Arrival { age_ns, path_ns, peer_ns });
+        let age = age_ns.map(ReceiveAge::Exactly);
+        let parts = split(ns, &Arrival { age, path_ns, peer_ns });
+        assert_eq!(parts, split(ns, &Arrival { age: age_ns.map(ReceiveAge::AtLeast), path_ns, peer_ns }));
         let of = |cause: Cause| parts[cause.index()];
         assert_eq!(parts.iter().sum::<u64>(), ns);
         (of(Cause::Consumer), of(Cause::Network), of(Cause::Shard))
@@ -80,7 +100,8 @@ mod tests {
     proptest! {
         #[test]
         fn the_parts_add_up_to_the_whole(ns: u64, age_ns: Option<u64>, path_ns: u64, peer_ns: u64) {
-            let parts = split(ns, &Arrival { age_ns, path_ns, peer_ns });
+            let age = age_ns.map(ReceiveAge::Exactly);
+            let parts = split(ns, &Arrival { age, path_ns, peer_ns });
             let sum = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(*part));
             prop_assert_eq!(sum, Some(ns));
         }

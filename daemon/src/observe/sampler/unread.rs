@@ -85,6 +85,13 @@ impl Unread {
         self.age_ns
     }
 
+    /// When the first byte that lay unread at the last look had arrived, or later; none if there was none, or that look
+    /// could not tell.
+    pub(super) fn since_ns(&self) -> Option<u64> {
+        self.age_ns?;
+        self.first.map(|first| first.arrived_ns)
+    }
+
     /// What is known of those that were read.
     pub(super) fn residence(&self) -> Residence {
         self.residence.clone()

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use weir_flow::stall::ReceiveAge;
+
 use super::{Observer, Reading, SocketAccount, arrival, monotonic_ns};
 use crate::observe::probes::WatchedSocket;
 use crate::observe::probes::hooks::{READS, SENDS};
@@ -19,6 +21,8 @@ pub(crate) struct SocketWatch {
     last: Option<SocketAccount>,
     /// Arrivals up to this number were looked at.
     marks_seen: Cell<u64>,
+    /// When the first of what the last look found unread had arrived; none once it was read.
+    unread_since_ns: Cell<Option<u64>>,
 }
 
 /// How the state of a socket is found out.
@@ -39,6 +43,7 @@ impl SocketWatch {
             means,
             last: None,
             marks_seen: Cell::new(0),
+            unread_since_ns: Cell::new(None),
         };
         let Ok(first) = Reading::of(socket) else { return watch(None, 0, Means::Nothing) };
         // Without a duplicate nothing more is asked; what the probes write can be read all the same.
@@ -54,16 +59,22 @@ impl SocketWatch {
         watch(descriptor, cookie, means)
     }
 
-    /// The longest time that any of what was read since the last call had lain in the receive queue, in nanoseconds.
-    /// `None`: nothing was read to the end of a segment, or it is not known. A few loads, no system call.
-    pub(crate) fn receive_age_ns(&self) -> Option<u64> {
-        let Means::Probes(watched) = &self.means else { return None };
-        if !self.observer.has_hook(READS) {
-            return None;
+    /// The longest time that any of what was read since the last call had lain in the receive queue. `None`: nothing was
+    /// read to the end of a segment, or it is not known. A few loads, no system call. Without probes it is known of what
+    /// the last [`Self::sample`] found unread; only for whoever has read since.
+    pub(crate) fn receive_age(&self) -> Option<ReceiveAge> {
+        match &self.means {
+            Means::Probes(watched) if self.observer.has_hook(READS) => {
+                let (longest, seen) = watched.read_since(self.marks_seen.get())?;
+                self.marks_seen.set(seen);
+                longest.map(ReceiveAge::Exactly)
+            }
+            Means::Samples(_) => {
+                let arrived_ns = self.unread_since_ns.take()?;
+                Some(ReceiveAge::AtLeast(monotonic_ns().saturating_sub(arrived_ns)))
+            }
+            Means::Probes(_) | Means::Nothing => None,
         }
-        let (longest, seen) = watched.read_since(self.marks_seen.get())?;
-        self.marks_seen.set(seen);
-        longest
     }
 
     /// Whether [`Self::sample`] is of use now.
@@ -77,6 +88,7 @@ impl SocketWatch {
         let Some(reading) = self.look() else { return };
         if let Means::Samples(sampler) = &mut self.means {
             sampler.sample(monotonic_ns(), reading);
+            self.unread_since_ns.set(sampler.unread_since_ns());
         }
     }
 

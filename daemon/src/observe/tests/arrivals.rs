@@ -84,7 +84,12 @@ fn looks_and_probes_agree_on_how_long_what_arrived_waited_to_be_read() {
         looks.sample();
         far.read_exact(&mut [0; 700]).unwrap();
         let read = monotonic_ns();
-        assert!(watch.receive_age_ns().is_some());
+        let now = monotonic_ns();
+        assert!(matches!(watch.receive_age(), Some(ReceiveAge::Exactly(_))));
+        let Some(ReceiveAge::AtLeast(age)) = looks.receive_age() else { panic!("a look has found it") };
+        let (least, most) = (now - seen, monotonic_ns() - written);
+        assert!(age + SLEWED_NS >= least && age <= most + SLEWED_NS, "{age}: {least} to {most} ns");
+        assert_eq!(looks.receive_age(), None, "it was read");
         arrives_ns = arrives_ns.max(seen - written);
         reads_ns = reads_ns.max(read - looked);
         // The longest so far: a pause may have been longer than it was to be.

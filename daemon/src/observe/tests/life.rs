@@ -219,7 +219,7 @@ fn a_descriptor_that_is_no_connection_has_an_account_of_nothing() {
     let observer = Observer::without(crate::observe::probes::cause::Cause::SwitchedOff);
     let mut watch = observer.watch(file.as_fd());
     watch.sample();
-    assert_eq!((watch.account(), watch.receive_age_ns()), (SocketAccount::default(), None));
+    assert_eq!((watch.account(), watch.receive_age()), (SocketAccount::default(), None));
     watch.release();
     assert_eq!(watch.account().row(), None);
 }

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
+use weir_flow::stall::ReceiveAge;
 
 use super::probes::{MISSING, OBJECT, Sources};
 use super::sockets::{Observer, SocketAccount, SocketWatch, monotonic_ns};
