@@ -118,7 +118,7 @@ fn verdict_lines(report: &BottleneckReport) -> Vec<Line<'static>> {
     };
     let first = Line::from(Span::styled(format!("bottleneck: {}", verdict.summary), style));
     let second = match verdict.bottlenecks.first() {
-        Some(worst) => format!("{} confidence; {}", worst.confidence.as_str(), worst.remedy),
+        Some(worst) => format!("{} confidence. {}", worst.confidence.as_str(), worst.remedy),
         None => verdict.lacks.first().cloned().unwrap_or_default(),
     };
     vec![first, Line::from(second).style(DIM)]

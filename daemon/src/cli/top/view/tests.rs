@@ -58,7 +58,7 @@ fn reports(at: Instant, bytes_total: u64) -> Reports {
         "lacks": [], "included": ["n1"], "missing": [], "missing_unnamed": 0, "stale": [],
         "bottlenecks": [{ "task": "C", "exchange": null, "instance": null, "nodes": ["n1"], "cause": "cpu",
             "summary": "s", "held_up_ms_per_second": 900, "holds_up": ["B"], "evidence": [], "confidence": "high",
-            "confidence_reason": "", "remedy": "more instances of C", "would_not_help": [] }] });
+            "confidence_reason": "", "remedy": "More instances of C", "would_not_help": [] }] });
     let row = json!({ "exchange": "a-b", "side": "send", "producer": 0, "producers": 1, "consumer": 3, "consumers": 4,
         "peer": "n2", "strategy": "rebalance", "shard": 0, "state": "open", "credit": 2, "backlog": 3,
         "queued_bytes": 98_304, "unacked_bytes": 0, "receiver_ready": 0, "receiver_held": 0,
@@ -130,7 +130,7 @@ fn the_graph_shows_who_is_the_bottleneck_who_its_victim_and_who_starves() {
     let lines = shown(View::Graph);
     assert_eq!(lines[0], "weir top: node n1, up 1 h 2 min, DEGRADED memory");
     assert_eq!(lines[1], "bottleneck: C computes and holds B and A up");
-    assert_eq!(lines[2], "high confidence; more instances of C");
+    assert_eq!(lines[2], "high confidence. More instances of C");
     assert_eq!(lines[4], "task                   x                      idle busy backp  role");
     let bar = |busy: usize, waiting: usize| "\u{2588}".repeat(busy) + &"\u{2592}".repeat(waiting);
     assert_eq!(lines[5], format!("A                      1 {}    0  100   900  victim", bar(2, 18)));
