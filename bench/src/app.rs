@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{blast, pipeline, probe};
+use crate::{blast, latency, pipeline, probe};
 
 /// What a process is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub enum Role {
     ProbeSender(probe::SenderOptions),
     /// Read them and say how long they were on their way.
     ProbeReceiver(probe::ReceiverOptions),
+    /// Be one end of a measurement of delays.
+    Latency(latency::Options),
 }
 
 /// What a process has moved so far, in one slot per worker.
@@ -137,6 +139,7 @@ pub fn serve(role: Role) -> Result<(), String> {
         Role::Consumer(options) => pipeline::consume(options)?,
         Role::ProbeSender(options) => probe::send(options)?,
         Role::ProbeReceiver(options) => probe::receive(options)?,
+        Role::Latency(options) => latency::serve(options)?,
     };
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| format!("cannot read commands: {error}"))?;

@@ -6,6 +6,7 @@ pub mod blast;
 pub mod choice;
 pub mod clock;
 pub mod cluster;
+pub mod latency;
 pub mod pipeline;
 pub mod probe;
 pub mod report;

@@ -4,6 +4,7 @@ pub mod control;
 pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
+pub mod latency;
 pub mod probes;
 pub mod rebalance;
 pub mod resume;
@@ -156,6 +157,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "idle",
         about: "1,024 attached channels at rest: CPU and memory of the daemons",
         run: idle::run,
+    },
+    Scenario {
+        name: "latency",
+        about: "there and back, and 10,000 messages a second at fixed times, beside raw TCP",
+        run: latency::run,
     },
     Scenario {
         name: "trickle",
