@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: measures Weir against a raw TCP blast in the same run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,6 +33,9 @@ struct Arguments {
     /// Also write the report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write the report to this file, as one page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(subcommand)]
     inner: Option<Inner>,
 }
@@ -94,7 +97,14 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)
             .map_err(|error| format!("cannot write the report: {error}"))?;
-        std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        write(path, &text)?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &report.html())?;
     }
     Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

@@ -1,4 +1,6 @@
-//! What a bench run found, as a table and as JSON.
+//! What a bench run found, as a table, as JSON and as a page.
+
+mod html;
 
 use serde::Serialize;
 
@@ -49,9 +51,11 @@ pub struct Case {
 pub struct Figure {
     /// Name with the unit last.
     pub name: String,
-    /// The values of all rounds.
+    /// The values of all rounds together.
     #[serde(flatten)]
     pub value: Spread,
+    /// Each of them, in the order of the rounds.
+    pub rounds: Vec<f64>,
 }
 
 impl Case {
@@ -63,7 +67,14 @@ impl Case {
 
     /// Adds a figure.
     pub fn figure(&mut self, name: &str, values: impl IntoIterator<Item = f64>) {
-        self.figures.push(Figure { name: name.to_owned(), value: Spread::of(values) });
+        let rounds: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        let value = Spread::of(rounds.iter().copied());
+        self.figures.push(Figure { name: name.to_owned(), value, rounds });
+    }
+
+    /// Its figure of this name.
+    fn find(&self, name: &str) -> Option<&Figure> {
+        self.figures.iter().find(|figure| figure.name == name)
     }
 }
 
@@ -102,7 +113,7 @@ impl Report {
         );
         for case in &self.cases {
             text.push_str(&format!("\n{}\n", case.name));
-            for Figure { name, value } in &case.figures {
+            for Figure { name, value, .. } in &case.figures {
                 text.push_str(&format!(
                     "  {name:<44} {:>12}   ({} .. {})\n",
                     number(value.median),

@@ -188,8 +188,9 @@ fn beside_case(pairs: &Pairs) -> Case {
 
 fn open_loop_case(channels: u32, buffer_timeout_ms: u64, pairs: &Pairs) -> Case {
     let mut case = Case::new(format!(
-        "latency: {OPEN_LOOP_BYTES} B every {} us over {channels} channel(s), buffer timeout {buffer_timeout_ms} ms",
-        EVERY_NS / 1000
+        "latency: {OPEN_LOOP_BYTES} B every {} us over {channels} {}, buffer timeout {buffer_timeout_ms} ms",
+        EVERY_NS / 1000,
+        if channels == 1 { "channel" } else { "channels" }
     ));
     percentiles(&mut case, "weir", &pairs.weir);
     percentiles(&mut case, "tcp", &pairs.tcp);
