@@ -5,6 +5,7 @@ pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
 pub mod latency;
+pub mod local;
 pub mod probes;
 pub mod rebalance;
 pub mod resume;
@@ -147,6 +148,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "throughput",
         about: "64 channels over one link; records of 32 KiB, 512 B and 64 B",
         run: throughput::run,
+    },
+    Scenario {
+        name: "local",
+        about: "64 channels on one node, against the same between two nodes; records of 32 KiB, 1 KiB and 64 B",
+        run: local::run,
     },
     Scenario {
         name: "isolation",
