@@ -8,6 +8,7 @@ mod ebpf;
 mod fuzz;
 mod hugepages;
 mod lab;
+mod miri;
 mod process;
 mod setup;
 mod sim;
@@ -42,6 +43,8 @@ enum Verb {
     Sim(sim::Arguments),
     /// Look for inputs that break a rule: all fuzz targets, or one
     Fuzz(fuzz::Arguments),
+    /// Look for undefined behaviour in the tests of shared memory, with Miri; not part of `test` and `ci`
+    Miri,
     /// Try the kernel probes on other kernels, in emulated machines; not part of `test` and `ci`
     #[command(subcommand)]
     Lab(lab::Verb),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Verb::Tidy => tidy::run(),
         Verb::Sim(arguments) => sim::run(&arguments),
         Verb::Fuzz(arguments) => fuzz::run(&arguments),
+        Verb::Miri => miri::run(),
         Verb::Lab(verb) => lab::run(&verb),
         Verb::Demo(arguments) => measure("weir-demo", &arguments.rest),
         Verb::Bench(arguments) => measure("weir-bench", &arguments.rest),

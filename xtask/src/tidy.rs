@@ -114,8 +114,14 @@ fn check_edges(root: &Path, name: &str, manifest: &str, findings: &mut Vec<Strin
 const PAGES_WITH_TESTS: &[&str] = &["docs/testing.md", "docs/operations.md"];
 
 /// Where the tests are that they name.
-const TEST_DIRECTORIES: &[&str] =
-    &["daemon/flow/tests", "daemon/sim/tests", "daemon/src", "daemon/tests", "client/tests/loopback"];
+const TEST_DIRECTORIES: &[&str] = &[
+    "daemon/flow/tests",
+    "daemon/sim/tests",
+    "daemon/ipc/src",
+    "daemon/src",
+    "daemon/tests",
+    "client/tests/loopback",
+];
 
 /// Each test that a page names, as `` `file.rs`: `name` ``, must be there.
 fn check_named_tests(root: &Path, findings: &mut Vec<String>) {

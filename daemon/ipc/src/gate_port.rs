@@ -108,11 +108,16 @@ impl GateEndpoint {
     pub fn create(layout: &GateLayout) -> io::Result<(Self, OwnedFd)> {
         let places = layout.places()?;
         let (memory, fd) = Memory::create("weir-gate", &places.header)?;
-        let GatePlaces { deliver, priority, give_back, failures, .. } = places;
+        Ok((Self::over(memory, layout, &places)?, fd))
+    }
+
+    /// The daemon's end of this memory.
+    fn over(memory: Memory, layout: &GateLayout, places: &GatePlaces) -> io::Result<Self> {
+        let GatePlaces { deliver, priority, give_back, failures, .. } = *places;
         let producer = |ring: crate::layout::RingPlace, names| {
             Producer::new(memory.words(ring.place)?, ring.capacity, names).ok_or_else(no_ring)
         };
-        let endpoint = Self {
+        Ok(Self {
             layout: *layout,
             failures,
             deliver: producer(deliver, DELIVER)?,
@@ -125,8 +130,7 @@ impl GateEndpoint {
             outstanding: 0,
             outstanding_max: u64::from(give_back.capacity) - u64::from(EVENT_SLOTS),
             memory,
-        };
-        Ok((endpoint, fd))
+        })
     }
 
     /// Whether [`Self::push`] takes whatever comes next.
@@ -270,8 +274,18 @@ impl GatePort {
         session: Arc<SessionPort>,
     ) -> io::Result<Self> {
         let places = layout.places()?;
-        let memory = Memory::attach(fd, &places.header)?;
-        let GatePlaces { deliver, priority, give_back, failures, .. } = places;
+        Self::over(Memory::attach(fd, &places.header)?, layout, &places, ring, session)
+    }
+
+    /// The client's end of this memory.
+    fn over(
+        memory: Memory,
+        layout: &GateLayout,
+        places: &GatePlaces,
+        ring: u32,
+        session: Arc<SessionPort>,
+    ) -> io::Result<Self> {
+        let GatePlaces { deliver, priority, give_back, failures, .. } = *places;
         let consumer = |ring: crate::layout::RingPlace, names| {
             Consumer::new(memory.words(ring.place)?, ring.capacity, names).ok_or_else(no_ring)
         };

@@ -44,6 +44,8 @@ mod memory;
 #[cfg(not(loom))]
 pub mod partition_port;
 mod primitive;
+#[cfg(all(test, not(loom)))]
+mod properties;
 #[cfg(not(loom))]
 pub mod region;
 pub mod ring;

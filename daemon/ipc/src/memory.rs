@@ -35,12 +35,7 @@ impl Memory {
         rustix::fs::ftruncate(&fd, header.bytes as u64)?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, header.allocated as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let memory = Self { backing: Arc::new(Backing::Mapping(MmapRaw::map_raw(&fd)?)) };
-        let words = memory.words(Place { at: 0, bytes: HEADER_WORDS * 8 })?;
-        for (index, word) in header.words().into_iter().enumerate() {
-            words.store(index, word, Ordering::Relaxed);
-        }
-        Ok((memory, fd))
+        Ok((Self::begin(MmapRaw::map_raw(&fd)?, header)?, fd))
     }
 
     /// Maps a memfd that the daemon made, after its size and header were compared with what is expected.
@@ -50,15 +45,44 @@ impl Memory {
         if found != header.bytes as u64 {
             return Err(unexpected("size", found, header.bytes as u64));
         }
-        let memory = Self { backing: Arc::new(Backing::Mapping(MmapRaw::map_raw(&file)?)) };
+        let memory = Self::over(MmapRaw::map_raw(&file)?);
+        memory.check(header)?;
+        Ok(memory)
+    }
+
+    /// Both ends' handles of memory that no other process has, made and checked as a memfd's. For tests where there
+    /// are no memfds.
+    #[cfg(test)]
+    pub(crate) fn anonymous(header: &Header) -> io::Result<(Self, Self)> {
+        let daemon = Self::begin(memmap2::MmapMut::map_anon(header.bytes)?.into(), header)?;
+        daemon.check(header)?;
+        Ok((daemon.clone(), daemon))
+    }
+
+    fn over(mapping: MmapRaw) -> Self {
+        Self { backing: Arc::new(Backing::Mapping(mapping)) }
+    }
+
+    /// Writes the header into a fresh mapping.
+    fn begin(mapping: MmapRaw, header: &Header) -> io::Result<Self> {
+        let memory = Self::over(mapping);
         let words = memory.words(Place { at: 0, bytes: HEADER_WORDS * 8 })?;
+        for (index, word) in header.words().into_iter().enumerate() {
+            words.store(index, word, Ordering::Relaxed);
+        }
+        Ok(memory)
+    }
+
+    /// Compares the header with what is expected.
+    fn check(&self, header: &Header) -> io::Result<()> {
+        let words = self.words(Place { at: 0, bytes: HEADER_WORDS * 8 })?;
         for (index, (name, needed)) in Header::NAMES.into_iter().zip(header.words()).enumerate() {
             let found = words.load(index, Ordering::Relaxed);
             if found != needed {
                 return Err(unexpected(name, found, needed));
             }
         }
-        Ok(memory)
+        Ok(())
     }
 
     /// The words at `place`.

@@ -99,8 +99,13 @@ impl PartitionEndpoint {
     pub fn create(layout: &PartitionLayout) -> io::Result<(Self, OwnedFd)> {
         let places = layout.places()?;
         let (memory, fd) = Memory::create("weir-partition", &places.header)?;
-        let PartitionPlaces { submit, returns, .. } = places;
-        let endpoint = Self {
+        Ok((Self::over(&memory, layout, &places)?, fd))
+    }
+
+    /// The daemon's end of this memory.
+    fn over(memory: &Memory, layout: &PartitionLayout, places: &PartitionPlaces) -> io::Result<Self> {
+        let PartitionPlaces { submit, returns, .. } = *places;
+        Ok(Self {
             layout: *layout,
             submit: Consumer::new(memory.words(submit.place)?, submit.capacity, SUBMIT)
                 .ok_or_else(no_ring)?,
@@ -114,8 +119,7 @@ impl PartitionEndpoint {
             events_taken: memory.words(places.events_taken)?,
             taken: 0,
             taken_of: vec![0; layout.subpartitions as usize],
-        };
-        Ok((endpoint, fd))
+        })
     }
 
     /// Takes the oldest submission. An event's payload is copied and its slot is free afterwards.
@@ -231,8 +235,18 @@ impl PartitionPort {
         session: Arc<SessionPort>,
     ) -> io::Result<Self> {
         let places = layout.places()?;
-        let memory = Memory::attach(fd, &places.header)?;
-        let PartitionPlaces { submit, returns, .. } = places;
+        Self::over(&Memory::attach(fd, &places.header)?, layout, &places, ring, session)
+    }
+
+    /// The client's end of this memory.
+    fn over(
+        memory: &Memory,
+        layout: &PartitionLayout,
+        places: &PartitionPlaces,
+        ring: u32,
+        session: Arc<SessionPort>,
+    ) -> io::Result<Self> {
+        let PartitionPlaces { submit, returns, .. } = *places;
         Ok(Self {
             layout: *layout,
             ring,

@@ -114,4 +114,4 @@ impl ReceiveMapping {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;

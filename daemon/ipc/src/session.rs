@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
-use crate::layout::session_places;
+use crate::layout::{SessionPlaces, session_places};
 use crate::memory::Memory;
 use crate::signal::{Marker, Watcher};
 
@@ -47,11 +47,18 @@ impl SessionEndpoint {
     pub fn create() -> io::Result<(Self, SessionFds)> {
         let places = session_places();
         let (memory, page) = Memory::create("weir-session", &places.header)?;
+        let (endpoint, doorbell, wakeup) = Self::over(&memory, &places)?;
+        Ok((endpoint, SessionFds { page, doorbell, wakeup }))
+    }
+
+    /// The daemon's end of this memory, and the doorbells of the client's.
+    fn over(memory: &Memory, places: &SessionPlaces) -> io::Result<(Self, OwnedFd, OwnedFd)> {
         let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (read_end, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let fds = SessionFds { page, doorbell: doorbell.try_clone()?, wakeup: read_end.try_clone()? };
+        let (clients_doorbell, clients_wakeup) = (doorbell.try_clone()?, read_end.try_clone()?);
         let watcher = Watcher::new(memory.words(places.parked)?, memory.words(places.dirty)?);
-        Ok((Self { watcher, doorbell, wakeup: write_end, _wakeup_read_end: read_end }, fds))
+        let endpoint = Self { watcher, doorbell, wakeup: write_end, _wakeup_read_end: read_end };
+        Ok((endpoint, clients_doorbell, clients_wakeup))
     }
 
     /// Appends the rings that have news to `out`, in ascending order, and clears their marks. Rings that do not
@@ -121,8 +128,13 @@ impl SessionPort {
     pub fn attach(fds: SessionFds) -> io::Result<Self> {
         let places = session_places();
         let memory = Memory::attach(fds.page, &places.header)?;
+        Self::over(&memory, &places, fds.doorbell, fds.wakeup)
+    }
+
+    /// The client's end of this memory.
+    fn over(memory: &Memory, places: &SessionPlaces, doorbell: OwnedFd, wakeup: OwnedFd) -> io::Result<Self> {
         let marker = Marker::new(memory.words(places.parked)?, memory.words(places.dirty)?);
-        Ok(Self { marker, doorbell: fds.doorbell, wakeup: fds.wakeup })
+        Ok(Self { marker, doorbell, wakeup })
     }
 
     /// Tells the daemon that `ring` has news, which was published before, and rings it if it sleeps. The ports call
@@ -186,4 +198,4 @@ impl SessionPort {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;

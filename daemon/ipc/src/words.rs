@@ -20,23 +20,33 @@ pub(crate) enum Backing {
 impl Backing {
     /// Zeroed memory of this process.
     pub(crate) fn private(words: usize) -> Arc<Self> {
+        // What Miri is to look at is the view of a mapping. It knows anonymous ones.
+        #[cfg(all(miri, not(loom)))]
+        if let Ok(mapping) = memmap2::MmapMut::map_anon(words * size_of::<AtomicU64>()) {
+            return Arc::new(Self::Mapping(mapping.into()));
+        }
         Arc::new(Self::Private((0..words).map(|_| AtomicU64::new(0)).collect()))
     }
 
-    /// All words.
-    fn words(&self) -> &[AtomicU64] {
+    /// The `count` words from word `start` on; `None` if they are not all there.
+    #[inline]
+    fn run(&self, start: usize, count: usize) -> Option<&[AtomicU64]> {
         match self {
             #[cfg(not(loom))]
             Self::Mapping(mapping) => {
-                let start = mapping.as_ptr().cast::<AtomicU64>();
-                // SAFETY: a mapping starts at a page boundary, so `start` is aligned; it is readable and writable
-                // for `mapping.len()` bytes until it is dropped, which the returned lifetime forbids; the file
-                // behind it is sealed against shrinking (`memory`), so each page exists or reads as zeros. Every
-                // access by this process goes through these atomics. Other processes' writes are outside the
-                // model of this process and are met by atomics, too.
-                unsafe { std::slice::from_raw_parts(start, mapping.len() / size_of::<AtomicU64>()) }
+                if start.checked_add(count)? > mapping.len() / size_of::<AtomicU64>() {
+                    return None;
+                }
+                // SAFETY: word `start` and the `count` words from it on end inside the mapping, as was just checked. A
+                // mapping starts at a page boundary, so the words are aligned; it is readable and writable until it is
+                // dropped, which the returned lifetime forbids; the file behind it is sealed against shrinking
+                // (`memory`), so each page exists or reads as zeros. Every access by this process goes through these
+                // atomics. Other processes' writes are outside the model of this process and are met by atomics, too.
+                Some(unsafe {
+                    std::slice::from_raw_parts(mapping.as_ptr().cast::<AtomicU64>().add(start), count)
+                })
             }
-            Self::Private(words) => words,
+            Self::Private(words) => words.get(start..)?.get(..count),
         }
     }
 }
@@ -52,8 +62,8 @@ pub(crate) struct Words {
 impl Words {
     /// `count` words from word `start` on; `None` if they are not all there.
     pub(crate) fn new(backing: &Arc<Backing>, start: usize, count: usize) -> Option<Self> {
-        let end = start.checked_add(count)?;
-        (end <= backing.words().len()).then(|| Self { backing: Arc::clone(backing), start, count })
+        backing.run(start, count)?;
+        Some(Self { backing: Arc::clone(backing), start, count })
     }
 
     /// How many words the run has.
@@ -74,13 +84,16 @@ impl Words {
     /// The run as a slice.
     #[inline]
     pub(crate) fn as_slice(&self) -> &[AtomicU64] {
-        self.backing.words().get(self.start..self.start + self.count).unwrap_or_default()
+        self.backing.run(self.start, self.count).unwrap_or_default()
     }
 
     /// Word `index`.
     #[inline]
     fn at(&self, index: usize) -> Option<&AtomicU64> {
-        self.as_slice().get(index)
+        if index >= self.count {
+            return None;
+        }
+        self.backing.run(self.start + index, 1)?.first()
     }
 
     /// Loads word `index`.

@@ -220,7 +220,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 64 } else { 4096 }, ..ProptestConfig::default() })]
+    #![proptest_config(crate::properties::cases(4096, 4))]
 
     /// Whatever the words are, an entry is either refused or means exactly one thing.
     #[test]

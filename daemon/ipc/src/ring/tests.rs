@@ -153,7 +153,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 512 }, ..ProptestConfig::default() })]
+    #![proptest_config(crate::properties::cases(512, 4))]
 
     /// Every sequence of operations does what a queue would do.
     #[test]

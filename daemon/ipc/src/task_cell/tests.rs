@@ -129,6 +129,7 @@ fn no_snapshot_is_torn() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no memfds")]
 fn cells_are_shared_through_the_memfd() {
     let (reader, fd) = TaskCellReader::create().unwrap();
     let cells = TaskCells::attach(fd).unwrap();

@@ -163,6 +163,7 @@ fn options_may_be_left_out() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn requests_and_responses_arrive_whole_and_in_order() {
     let (client, daemon) = pair();
     let second = Request { id: 2, body: RequestBody::CreatePartition(partition()) };
@@ -179,6 +180,7 @@ fn requests_and_responses_arrive_whole_and_in_order() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn descriptors_arrive_in_the_order_sent() {
     let (client, daemon) = pair();
     let files = ["page", "doorbell", "wakeup", "cells"].map(memfd);
@@ -198,6 +200,7 @@ fn descriptors_arrive_in_the_order_sent() {
 
 /// A client cannot fill the daemon's table of descriptors.
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn descriptors_of_a_client_are_not_taken_in() {
     let (client, daemon) = pair();
     let name = "weir-test-unwanted";
@@ -210,6 +213,7 @@ fn descriptors_of_a_client_are_not_taken_in() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn a_message_that_is_too_long_is_refused_on_both_sides() {
     let (client, daemon) = pair();
     let body = RequestBody::CreateTask { name: "x".repeat(MESSAGE_BYTES_MAX) };
@@ -221,6 +225,7 @@ fn a_message_that_is_too_long_is_refused_on_both_sides() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn what_is_no_message_is_refused_with_the_reason() {
     let (client, daemon) = pair();
     let deep = format!("{}{}", r#"{"id":1,"body":{"ring":"#, "[".repeat(10_000));
@@ -241,6 +246,7 @@ fn what_is_no_message_is_refused_with_the_reason() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn the_end_of_the_other_side_is_closed() {
     let (client, daemon) = pair();
     drop(client);
@@ -250,6 +256,7 @@ fn the_end_of_the_other_side_is_closed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn a_client_that_does_not_read_blocks_nobody() {
     let (_client, daemon) = pair();
     let response = Response { id: 1, body: ResponseBody::Closed };
@@ -258,6 +265,7 @@ fn a_client_that_does_not_read_blocks_nobody() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn a_client_finds_the_daemon_by_its_path() {
     let folder = std::env::temp_dir().join(format!("weir-ipc-test-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -282,6 +290,7 @@ fn a_client_finds_the_daemon_by_its_path() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn what_was_said_before_the_other_side_left_is_heard_although_it_left_something_unread() {
     let (daemon, client) = pair();
     send_request(&client, &hello()).unwrap();
@@ -294,6 +303,7 @@ fn what_was_said_before_the_other_side_left_is_heard_although_it_left_something_
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn what_is_wrong_with_a_message_is_one_short_line_whatever_it_quotes() {
     let (daemon, client) = pair();
     let text = format!(r#"{{"id":1,"body":{{"type":"{}"}}}}"#, "\\u001b[2J\\n".repeat(4_000));
