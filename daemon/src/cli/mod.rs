@@ -9,6 +9,7 @@ mod channels;
 mod client;
 mod config;
 mod daemon;
+mod doctor;
 mod emitting;
 mod framing;
 mod log;
@@ -69,6 +70,8 @@ enum Verb {
     Top(top::TopArgs),
     /// Show whether the kernel probes run on this machine, hook by hook.
     Probes(probes::ProbesArgs),
+    /// Look at this machine as a daemon would, and say what to change.
+    Doctor(doctor::DoctorArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
 }
@@ -116,6 +119,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Bottleneck(arguments) => bottleneck::run(&arguments),
         Verb::Top(arguments) => top::run(&arguments),
         Verb::Probes(arguments) => probes::run(&arguments),
+        Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
     }
 }

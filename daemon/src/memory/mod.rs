@@ -82,6 +82,16 @@ impl fmt::Display for Backing {
     }
 }
 
+/// Bytes in MiB, with one decimal where they are not whole.
+#[must_use]
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes % MIB {
+        0 => (bytes / MIB).to_string(),
+        _ => format!("{:.1}", bytes as f64 / MIB as f64),
+    }
+}
+
 /// The most bytes that a region of `segments_min` segments of `segment_bytes` each can take in this mode: what the
 /// node budget is charged before the region is made. [`HugepageMode::Auto`] counts as hugepages, the larger of the
 /// two; the region itself then says what it took.
