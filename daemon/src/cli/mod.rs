@@ -12,6 +12,7 @@ mod daemon;
 mod doctor;
 mod emitting;
 mod framing;
+mod hugepages;
 mod log;
 mod output;
 mod pipe;
@@ -72,6 +73,8 @@ enum Verb {
     Probes(probes::ProbesArgs),
     /// Look at this machine as a daemon would, and say what to change.
     Doctor(doctor::DoctorArgs),
+    /// Reserve hugepages on each NUMA node.
+    Hugepages(hugepages::HugepagesArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
 }
@@ -120,6 +123,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Top(arguments) => top::run(&arguments),
         Verb::Probes(arguments) => probes::run(&arguments),
         Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Hugepages(arguments) => hugepages::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
     }
 }

@@ -125,7 +125,7 @@ pub fn try_level(level: Level) -> Result<(), String> {
 }
 
 /// What a level needs that was refused with this number: the kernel that has it, unless it is memory.
-fn needed(errno: Errno, release: &str) -> String {
+pub(super) fn needed(errno: Errno, release: &str) -> String {
     match errno.0 {
         libc::ENOMEM => {
             "locked memory, by CAP_IPC_LOCK, LimitMEMLOCK=infinity or `ulimit -l unlimited`".to_owned()

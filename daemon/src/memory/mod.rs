@@ -17,6 +17,7 @@
 pub mod cgroup;
 mod error;
 mod region;
+pub mod reserve;
 mod scratch;
 pub mod system;
 
