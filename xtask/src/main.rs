@@ -42,7 +42,7 @@ enum Verb {
     Sim(sim::Arguments),
     /// Look for inputs that break a rule: all fuzz targets, or one
     Fuzz(fuzz::Arguments),
-    /// Try the kernel probes on other kernels, in emulated machines; not part of `test` and `ci`
+    /// Try Weir as it is installed: the files for systemd, and the kernel probes on other kernels, in emulated machines
     #[command(subcommand)]
     Lab(lab::Verb),
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more
