@@ -15,6 +15,9 @@ use crate::link::dial::DialError;
 /// How long all names together may take to be resolved.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Threads that resolve names.
+const RESOLVERS: usize = 16;
+
 /// What a packet may have on any Ethernet.
 const MTU_WANTED: u32 = 1500;
 
@@ -55,13 +58,20 @@ pub enum NoRoute {
 #[must_use]
 pub fn find(config: &Config) -> Vec<PeerFacts> {
     let (sender, answers) = mpsc::channel();
-    for (number, address) in config.peers.values().enumerate() {
-        let (sender, address) = (sender.clone(), address.to_string());
+    let addresses: Vec<(usize, String)> =
+        config.peers.values().map(ToString::to_string).enumerate().collect();
+    for first in 0..RESOLVERS.min(addresses.len()) {
+        let share: Vec<(usize, String)> = addresses.iter().skip(first).step_by(RESOLVERS).cloned().collect();
+        let sender = sender.clone();
         // One that waits for a resolver is left behind, and ends with the process.
         let resolving = move || {
-            let found = address.to_socket_addrs().map(|found| found.collect::<Vec<_>>());
-            // Nobody waits for it any more.
-            let _ = sender.send((number, found));
+            for (number, address) in share {
+                let found = address.to_socket_addrs().map(|found| found.collect::<Vec<_>>());
+                if sender.send((number, found)).is_err() {
+                    // Nobody waits for it any more.
+                    return;
+                }
+            }
         };
         if std::thread::Builder::new().name("weir-resolve".to_owned()).spawn(resolving).is_err() {
             break;
@@ -204,6 +214,16 @@ mod tests {
             assert_eq!(row.state, State::Ok, "{row:?}");
             assert!(row.found.contains("MTU 65"), "{row:?}");
         }
+    }
+
+    #[test]
+    fn many_peers_are_all_looked_at() {
+        let names: Vec<(String, String)> =
+            (0..100).map(|number| (format!("n{number}"), format!("127.0.0.1:{}", 7100 + number))).collect();
+        let peers: Vec<(&str, &str)> = names.iter().map(|(name, to)| (name.as_str(), to.as_str())).collect();
+        let found = find(&config("127.0.0.1:7070", &peers));
+        assert_eq!(found.len(), 100);
+        assert!(found.iter().all(|peer| peer.route.is_ok()), "{found:?}");
     }
 
     #[test]
