@@ -67,6 +67,26 @@ fn shard_thread(daemon: &Daemon, shard: u16) -> Pid {
     Pid::from_raw(name.to_str().and_then(|name| name.parse().ok()).expect("its number"))
 }
 
+/// A thread that is stopped until this is dropped: a daemon of which one thread stays so cannot be ended either.
+struct Stuck(Pid);
+
+impl Stuck {
+    fn stop(thread: Pid) -> Result<Self, nix::Error> {
+        ptrace::seize(thread, Options::empty())?;
+        let stuck = Self(thread);
+        ptrace::interrupt(thread)?;
+        waitpid(thread, Some(WaitPidFlag::__WALL))?;
+        Ok(stuck)
+    }
+}
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        // One that has ended is not stopped any more.
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
 #[test]
 fn it_says_when_it_is_ready_what_it_does_and_when_it_stops() {
     let directory = TempDir::new().expect("a directory");
@@ -92,20 +112,20 @@ fn a_watchdog_starves_while_one_shard_is_stuck_and_only_then() {
     for _ in 0..5 {
         manager.expect("WATCHDOG=1");
     }
-    let thread = shard_thread(&daemon, 1);
-    if let Err(error) = ptrace::seize(thread, Options::empty()) {
-        println!("not run here: a watchdog and a shard that is stuck (ptrace: {error})");
-        return;
-    }
-    ptrace::interrupt(thread).expect("it stops");
-    waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it has stopped");
+    let stuck = match Stuck::stop(shard_thread(&daemon, 1)) {
+        Ok(stuck) => stuck,
+        Err(error) => {
+            println!("not run here: a watchdog and a shard that is stuck (ptrace: {error})");
+            return;
+        }
+    };
     let began = Instant::now();
     while manager.next().is_some() {
         assert!(began.elapsed() < PATIENCE, "the watchdog is fed although a shard is stuck");
     }
     let log = daemon.printed();
     assert!(log.contains("the watchdog is not fed") && log.contains("shards=[1]"), "{log}");
-    ptrace::detach(thread, None).expect("it goes on");
+    drop(stuck);
     manager.expect("WATCHDOG=1");
     assert_eq!(daemon.terminate(), Some(0));
     manager.expect("STOPPING=1");
