@@ -11,6 +11,7 @@ pub mod attach;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod doctor;
 pub mod exit;
 pub mod io;
 pub mod link;

@@ -18,8 +18,10 @@
 //! | [`plan`] | the job graph of what is attached |
 //! | [`tasks_times`], [`stats`] | what tasks and channels do, here and at the peers |
 //! | [`drain`] | how a node stops |
+//! | [`beat`] | whether it goes on |
 
 mod attachments;
+mod beat;
 mod creation;
 mod data_links;
 mod drain;
@@ -68,6 +70,7 @@ use crate::link::peer::{Dialled, LinkEnd, random};
 use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{AttachmentId, ShardSender, ShardSnapshot, ToNode, ToShard};
 
+pub use beat::Beat;
 pub use handle::NodeHandle;
 pub use options::{NodeEnd, NodeOptions, StartError};
 
@@ -171,6 +174,11 @@ pub(crate) enum NodeEvent {
     Report {
         /// Where to.
         reply: oneshot::Sender<report::NodeReport>,
+    },
+    /// Somebody asks whether the node and its shards go on.
+    Beat {
+        /// Where to.
+        reply: oneshot::Sender<Beat>,
     },
     /// Somebody asks for the plan.
     Plan {
@@ -421,6 +429,7 @@ impl Node {
             NodeEvent::Load(snapshots) => self.handle_load(&snapshots),
             NodeEvent::ReadTimes => self.handle_read_times(),
             NodeEvent::Report { reply } => self.handle_report(reply),
+            NodeEvent::Beat { reply } => self.handle_beat(reply),
             NodeEvent::Plan { reply } => self.handle_plan(reply),
             NodeEvent::Tasks { reply } => self.handle_tasks(reply),
             NodeEvent::LookForSockets => self.handle_look_for_sockets(),

@@ -1,8 +1,10 @@
-//! Machines of their own, emulated, for what cannot be tried on the machine at hand: other kernels.
+//! What is tried of Weir as it is installed: its files by themselves, and machines of their own, emulated, for what cannot
+//! be tried on the machine at hand: other kernels.
 //!
 //! | file | holds |
 //! |---|---|
 //! | this | the verb, and what it prints |
+//! | [`files`] | units, users, directories and settings, without starting anything |
 //! | [`setup`] | what is installed and downloaded, and where it is kept |
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
@@ -11,6 +13,7 @@
 //! | [`report`] | what the guest told, and whether that is right |
 
 mod archive;
+pub(crate) mod files;
 mod image;
 mod machine;
 mod report;
@@ -32,10 +35,20 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
 /// What to do in the lab.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
+    /// Check the files for systemd with systemd's own tools, and every configuration that is shipped; part of `test`
+    Static(StaticArguments),
     /// Install and download what is missing: QEMU, two kernels of Debian, a busybox
     Setup,
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
+}
+
+/// Which program.
+#[derive(clap::Args)]
+pub(crate) struct StaticArguments {
+    /// Check with this program instead of building one
+    #[arg(long, value_name = "PATH")]
+    weir: Option<PathBuf>,
 }
 
 /// Which kernels, and which program.
@@ -52,9 +65,23 @@ pub(crate) struct ProbesArguments {
 /// Does it.
 pub(crate) fn run(verb: &Verb) -> Outcome {
     match verb {
+        Verb::Static(arguments) => check_files(arguments),
         Verb::Setup => setup::run(),
         Verb::Probes(arguments) => probes(arguments),
     }
+}
+
+fn check_files(arguments: &StaticArguments) -> Outcome {
+    let weir = match &arguments.weir {
+        Some(path) => path.clone(),
+        None => {
+            process::cargo(&["build", "--quiet", "--locked", "--package", "weir"])?;
+            process::debug_directory().join("weir")
+        }
+    };
+    let report = files::check(&weir)?;
+    report.not_run.iter().for_each(|line| println!("files: {line}"));
+    report.print()
 }
 
 fn probes(arguments: &ProbesArguments) -> Outcome {

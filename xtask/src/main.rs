@@ -45,7 +45,7 @@ enum Verb {
     Fuzz(fuzz::Arguments),
     /// Look for undefined behaviour in the tests of shared memory, with Miri; not part of `test` and `ci`
     Miri,
-    /// Try the kernel probes on other kernels, in emulated machines; not part of `test` and `ci`
+    /// Try Weir as it is installed: the files for systemd, and the kernel probes on other kernels, in emulated machines
     #[command(subcommand)]
     Lab(lab::Verb),
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more

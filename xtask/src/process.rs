@@ -18,6 +18,11 @@ pub(crate) fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// Where programs are built for tests.
+pub(crate) fn debug_directory() -> PathBuf {
+    target_directory().join("debug")
+}
+
 /// Where optimised programs are built.
 pub(crate) fn release_directory() -> PathBuf {
     target_directory().join("release")

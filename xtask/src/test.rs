@@ -7,17 +7,18 @@ use std::time::Instant;
 
 use crate::ebpf;
 use crate::hugepages::Hugepages;
+use crate::lab::files;
 use crate::process::{self, Outcome};
 use crate::setup;
 
 /// A test that cannot run here prints a line that begins like this, and goes on with what it can.
-const NOT_RUN: &str = "not run here:";
+pub(crate) const NOT_RUN: &str = "not run here:";
 
 /// Free 2 MiB pages that the tests of hugepage regions use at most at one time.
 const HUGEPAGES_WANTED: u64 = 96;
 
 /// Sets up, then runs unit, property, simulation and end-to-end tests of the whole workspace, then the models of
-/// the shared-memory rings.
+/// the shared-memory rings, and the files for systemd.
 pub(crate) fn run() -> Outcome {
     let began = Instant::now();
     setup::run()?;
@@ -28,6 +29,11 @@ pub(crate) fn run() -> Outcome {
     let expected = probes.is_none().then(|| ("WEIR_PROBES_EXPECTED", "1".into()));
     let mut not_run = cargo_test("workspace", &["--workspace", "--locked"], expected.as_slice())?;
     not_run.extend(probes.map(|missing| format!("{NOT_RUN} kernel probes ({missing})")));
+    println!("== test: files for systemd");
+    // The program that the tests above have started.
+    let files = files::check(&process::debug_directory().join("weir"))?;
+    files.print()?;
+    not_run.extend(files.not_run);
     not_run.extend(cargo_test(
         "loom models",
         &["--package", "weir-ipc", "--locked", "--release", "--test", "loom"],

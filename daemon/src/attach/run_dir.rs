@@ -301,6 +301,37 @@ fn foreign(path: &Path, found: &'static str) -> RunDirError {
     RunDirError::Foreign { path: path.to_owned(), found }
 }
 
+/// What lies at the path of a socket, if it is nothing that is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occupant {
+    /// Nothing.
+    Nothing,
+    /// A socket that nobody listens on.
+    Stale,
+    /// A socket that some process listens on.
+    Live,
+}
+
+/// Looks at the path of a socket, and changes nothing.
+///
+/// # Errors
+/// Something lies there that is no socket, or it cannot be looked at.
+pub(crate) fn occupant(path: &Path, kind: SocketType) -> Result<Occupant, RunDirError> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Occupant::Nothing),
+        Err(error) => return Err(not_writable(path)(error)),
+    };
+    if let Some(found) = in_the_way(found) {
+        return Err(foreign(path, found));
+    }
+    match listener(path, kind) {
+        Ok(Listener::None) => Ok(Occupant::Stale),
+        Ok(Listener::Live) => Ok(Occupant::Live),
+        Err(errno) => Err(not_writable(path)(errno.into())),
+    }
+}
+
 /// Makes room for a socket: removes one that nobody listens on, and refuses everything else. That there is nothing is
 /// fine. The caller holds the lock of the run directory.
 ///
@@ -309,32 +340,22 @@ fn foreign(path: &Path, found: &'static str) -> RunDirError {
 pub(crate) fn clear(path: &Path, kind: SocketType) -> Result<(), RunDirError> {
     let patience = Instant::now() + LAST_BREATH;
     loop {
-        let found = match std::fs::symlink_metadata(path) {
-            Ok(found) => found.file_type(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(not_writable(path)(error)),
-        };
-        if let Some(found) = in_the_way(found) {
-            return Err(foreign(path, found));
-        }
-        match listener(path, kind) {
-            Ok(Listener::None) => {
+        match occupant(path, kind)? {
+            Occupant::Nothing => return Ok(()),
+            Occupant::Stale => {
                 return match std::fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => Err(not_writable(path)(error)),
                     _ => Ok(()),
                 };
             }
-            Ok(Listener::Live) if Instant::now() < patience => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Ok(Listener::Live) => {
+            Occupant::Live if Instant::now() < patience => std::thread::sleep(Duration::from_millis(10)),
+            Occupant::Live => {
                 return Err(foreign(
                     path,
                     "is a socket on which another live process listens (`ss -xlp` names it); needed: nothing, or \
                      the socket of a daemon that has ended",
                 ));
             }
-            Err(errno) => return Err(not_writable(path)(errno.into())),
         }
     }
 }

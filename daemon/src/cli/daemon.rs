@@ -186,13 +186,16 @@ async fn run_node(
     if let Some(scrape) = scrape {
         answering.spawn(scrape.serve(handle.clone(), exporter));
     }
-    systemd::notify(systemd::READY);
+    let line = format!("node {}, links on {}", config.node_name(), node.listen_address());
+    systemd::notify(&systemd::with_status(systemd::READY, &line));
+    answering.spawn(systemd::keep_told(handle.clone()));
     let running = node.run();
     tokio::pin!(running);
     let end = tokio::select! {
         end = &mut running => end,
         name = signals.next() => {
-            systemd::notify(systemd::STOPPING);
+            let line = format!("draining, for at most {}", config.drain_timeout);
+            systemd::notify(&systemd::with_status(systemd::STOPPING, &line));
             tracing::info!(signal = name, drain_seconds = config.drain_timeout.0.as_secs(), "stopping");
             // Beside the node, not before it: its inbox may be full, and only the node empties it.
             tokio::spawn(async move { handle.drain().await });

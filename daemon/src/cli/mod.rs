@@ -9,8 +9,10 @@ mod channels;
 mod client;
 mod config;
 mod daemon;
+mod doctor;
 mod emitting;
 mod framing;
+mod hugepages;
 mod log;
 mod output;
 mod pipe;
@@ -69,6 +71,10 @@ enum Verb {
     Top(top::TopArgs),
     /// Show whether the kernel probes run on this machine, hook by hook.
     Probes(probes::ProbesArgs),
+    /// Look at this machine as a daemon would, and say what to change.
+    Doctor(doctor::DoctorArgs),
+    /// Reserve hugepages on each NUMA node.
+    Hugepages(hugepages::HugepagesArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
 }
@@ -116,6 +122,8 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Bottleneck(arguments) => bottleneck::run(&arguments),
         Verb::Top(arguments) => top::run(&arguments),
         Verb::Probes(arguments) => probes::run(&arguments),
+        Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Hugepages(arguments) => hugepages::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
     }
 }

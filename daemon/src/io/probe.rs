@@ -28,6 +28,9 @@ pub enum Level {
 }
 
 impl Level {
+    /// All, from the lowest.
+    pub const ALL: [Self; 3] = [Self::OneShot, Self::Incremental, Self::Full];
+
     /// Its name in status and log.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -76,24 +79,58 @@ pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let found = |level, lost| Ok(Probe { level, kernel, lost });
     try_round_trip(Level::OneShot)?;
-    let configured =
-        |level: Level| Some(format!("{level} is the highest level that the configuration allows"));
-    if limit == Level::OneShot {
-        return found(Level::OneShot, configured(limit));
-    }
-    if let Err(error) = try_round_trip(Level::Incremental) {
-        let lost = format!("no lasting receives into shared buffers, which need Linux 6.12 ({error})");
-        return found(Level::OneShot, Some(lost));
-    }
-    if limit == Level::Incremental {
-        return found(Level::Incremental, configured(limit));
-    }
-    match try_zero_copy() {
-        Ok(()) => found(Level::Full, None),
-        Err(errno) => {
-            let lost = format!("no zero-copy send from registered memory, which needs Linux 6.15 ({errno})");
-            found(Level::Incremental, Some(lost))
+    let mut level = Level::OneShot;
+    for next in [Level::Incremental, Level::Full] {
+        if limit == level {
+            return found(level, Some(limited(limit)));
         }
+        if let Err(lost) = try_level(next) {
+            return found(level, Some(lost));
+        }
+        level = next;
+    }
+    found(level, None)
+}
+
+/// What is lost where the configuration allows no more than this level.
+#[must_use]
+pub fn limited(limit: Level) -> String {
+    format!("{limit} is the highest level that the configuration allows")
+}
+
+/// What brings back a level that is lost.
+pub const LOST_FIX: &str = "a newer kernel, or io.level";
+
+/// Tries one level by itself.
+///
+/// # Errors
+///
+/// What is lost without it. Of the lowest, behind `"; "`, what the operator can do.
+pub fn try_level(level: Level) -> Result<(), String> {
+    match level {
+        Level::OneShot => try_round_trip(level).map_err(|error| error.to_string()),
+        Level::Incremental => try_round_trip(level).map_err(|error| {
+            format!(
+                "no lasting receives into shared buffers, which need {} ({error})",
+                needed(error.errno, "6.12")
+            )
+        }),
+        Level::Full => try_zero_copy().map_err(|errno| {
+            format!(
+                "no zero-copy send from registered memory, which needs {} ({errno})",
+                needed(errno, "6.15")
+            )
+        }),
+    }
+}
+
+/// What a level needs that was refused with this number: the kernel that has it, unless it is memory.
+pub(super) fn needed(errno: Errno, release: &str) -> String {
+    match errno.0 {
+        libc::ENOMEM => {
+            "locked memory, by CAP_IPC_LOCK, LimitMEMLOCK=infinity or `ulimit -l unlimited`".to_owned()
+        }
+        _ => format!("Linux {release}"),
     }
 }
 

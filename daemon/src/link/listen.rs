@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 pub const STRANGERS_MAX: usize = 64;
 
 /// Connections that the kernel may hold ready to be accepted.
-const ACCEPT_BACKLOG: u32 = 256;
+pub const ACCEPT_BACKLOG: u32 = 256;
 
 /// How long accepting rests after the kernel refused it (no file descriptors left, for instance).
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -112,7 +112,7 @@ pub fn bind(address: SocketAddr, has_key: bool) -> Result<TcpListener, ListenErr
 }
 
 /// The process that listens on a TCP port of this network namespace, if /proc lets us see it.
-fn owner_of_port(port: u16) -> Option<String> {
+pub(crate) fn owner_of_port(port: u16) -> Option<String> {
     let inode = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].iter().find_map(|table| {
         let table = std::fs::read_to_string(table).ok()?;
         table.lines().skip(1).find_map(|line| {

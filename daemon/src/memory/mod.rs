@@ -17,6 +17,7 @@
 pub mod cgroup;
 mod error;
 mod region;
+pub mod reserve;
 mod scratch;
 pub mod system;
 
@@ -79,6 +80,16 @@ impl fmt::Display for Backing {
             Self::Hugepages => "hugepages",
             Self::Ordinary => "ordinary pages",
         })
+    }
+}
+
+/// Bytes in MiB, with one decimal where they are not whole.
+#[must_use]
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    match bytes % MIB {
+        0 => (bytes / MIB).to_string(),
+        _ => format!("{:.1}", bytes as f64 / MIB as f64),
     }
 }
 

@@ -10,6 +10,9 @@ use super::HUGEPAGE_BYTES;
 /// Root of the file system.
 pub const ROOT: &str = "/";
 
+/// Pages that a command to make room for some asks for.
+const PAGES_SUGGESTED: u64 = 64;
+
 /// State of the pool of 2 MiB hugepages, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hugepages {
@@ -28,6 +31,16 @@ impl Hugepages {
     #[must_use]
     pub const fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved).saturating_add(self.growth)
+    }
+
+    /// How many a new region can have, in words, and what makes room for some.
+    #[must_use]
+    pub fn shortage(&self) -> (String, String) {
+        let available = self.available();
+        (
+            format!("{available} hugepages of 2 MiB are free"),
+            self.fix(available.saturating_add(PAGES_SUGGESTED)),
+        )
     }
 
     /// The command that makes room for `wanted` pages.

@@ -2,9 +2,9 @@
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::NodeEvent;
 use super::report::NodeReport;
 use super::stats::TasksFacts;
+use super::{Beat, NodeEvent};
 use crate::control::bottleneck::BottleneckReport;
 use crate::control::plan::PlanReport;
 use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
@@ -23,6 +23,17 @@ impl NodeHandle {
     pub async fn drain(&self) {
         // A node that has ended needs no telling.
         let _ = self.events.send(NodeEvent::Drain).await;
+    }
+
+    /// Whether the node and its shards go on.
+    ///
+    /// # Errors
+    /// The node is ending.
+    pub async fn beat(&self) -> Result<Beat, Problem> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Problem::new(Exit::Failed, "the daemon is stopping");
+        self.events.send(NodeEvent::Beat { reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
     }
 
     /// What the node and its shards say about themselves.

@@ -1,4 +1,6 @@
-//! Which shard a new client goes to: the one that moved the fewest bytes lately.
+//! Which shard a new client goes to: the one that moved the fewest bytes lately. And which of them go on at all.
+
+use std::time::{Duration, Instant};
 
 use crate::shard::mailbox::ShardSnapshot;
 
@@ -16,6 +18,8 @@ struct ShardLoad {
     bytes_lately: u64,
     /// Clients placed on it.
     attachments: u32,
+    /// When the last sample came.
+    heard_at: Option<Instant>,
 }
 
 impl LoadTable {
@@ -25,12 +29,21 @@ impl LoadTable {
         Self { shards: vec![ShardLoad::default(); usize::from(shards)] }
     }
 
-    /// Takes in a sample. Samples come once a second.
-    pub(super) fn handle_sample(&mut self, snapshot: &ShardSnapshot) {
+    /// Takes in a sample that came at `now`. Samples come once a second.
+    pub(super) fn handle_sample(&mut self, snapshot: &ShardSnapshot, now: Instant) {
         if let Some(load) = self.shards.get_mut(usize::from(snapshot.shard)) {
             load.bytes_lately = snapshot.bytes_total.saturating_sub(load.bytes_total);
             load.bytes_total = snapshot.bytes_total;
+            load.heard_at = Some(now);
         }
+    }
+
+    /// Shards of which nothing has come for longer than this, or never.
+    pub(super) fn silent(&self, now: Instant, longest: Duration) -> Vec<u16> {
+        let is_silent =
+            |load: &ShardLoad| load.heard_at.is_none_or(|at| now.saturating_duration_since(at) > longest);
+        let shards = (0_u16..).zip(&self.shards);
+        shards.filter(|(_, load)| is_silent(load)).map(|(shard, _)| shard).collect()
     }
 
     /// Picks the shard with the fewest bytes lately; of equals, the one with the fewest clients, then the first. The
@@ -78,6 +91,18 @@ mod tests {
     }
 
     #[test]
+    fn a_shard_is_silent_until_it_is_heard_and_again_when_it_was_not_for_long() {
+        let mut table = LoadTable::new(2);
+        let (now, longest) = (Instant::now(), Duration::from_secs(3));
+        assert_eq!(table.silent(now, longest), [0, 1]);
+        table.handle_sample(&sample(1, 0), now);
+        assert_eq!(table.silent(now, longest), [0]);
+        table.handle_sample(&sample(0, 0), now + longest);
+        assert_eq!(table.silent(now + longest, longest), [0_u16; 0]);
+        assert_eq!(table.silent(now + longest + Duration::from_nanos(1), longest), [1]);
+    }
+
+    #[test]
     fn the_shard_with_the_fewest_bytes_lately_is_picked_then_the_emptiest() {
         let mut table = LoadTable::new(3);
         assert_eq!([table.place(), table.place(), table.place(), table.place()], [0, 1, 2, 0]);
@@ -92,11 +117,11 @@ mod tests {
             } else {
                 2
             };
-            table.handle_sample(&sample(shard, first));
-            table.handle_sample(&sample(shard, second));
+            table.handle_sample(&sample(shard, first), Instant::now());
+            table.handle_sample(&sample(shard, second), Instant::now());
         }
         assert_eq!(table.place(), 2);
-        table.handle_sample(&sample(2, 10_000));
+        table.handle_sample(&sample(2, 10_000), Instant::now());
         assert_eq!(table.place(), 1);
     }
 }

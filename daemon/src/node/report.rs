@@ -13,7 +13,8 @@ use crate::control::snapshot::{
     SHARD_ANSWER_TIMEOUT, ShardRow, StatusReport, Subsystem,
 };
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
-use crate::memory::{HugepageMode, cgroup, system};
+use crate::io::probe::LOST_FIX;
+use crate::memory::{HugepageMode, cgroup, mebibytes, system};
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 use crate::shard::stall::TurnStats;
 
@@ -189,9 +190,7 @@ impl NodeReport {
             // The probe's line: what is used, then behind a colon what is lost.
             Some(shard) => match shard.ring_level.split_once(": ") {
                 None => Subsystem::ok("io_uring", shard.ring_level.clone()),
-                Some((level, lost)) => {
-                    Subsystem::degraded("io_uring", level, lost, "a newer kernel, or io.level")
-                }
+                Some((level, lost)) => Subsystem::degraded("io_uring", level, lost, LOST_FIX),
             },
             None => Subsystem::degraded(
                 "io_uring",
@@ -298,12 +297,8 @@ fn memory_line(regions: RegionReport) -> Subsystem {
     match mode {
         HugepageMode::Off => Subsystem::ok("memory", format!("{detail}; memory.hugepages = \"off\"")),
         HugepageMode::Auto if ordinary > 0 || (hugepages == 0 && pool.available() == 0) => {
-            Subsystem::degraded(
-                "memory",
-                detail,
-                format!("{} hugepages of 2 MiB are free", pool.available()),
-                pool.fix(pool.available().saturating_add(64)),
-            )
+            let (reason, fix) = pool.shortage();
+            Subsystem::degraded("memory", detail, reason, fix)
         }
         HugepageMode::Auto | HugepageMode::Require => Subsystem::ok("memory", detail),
     }
@@ -328,25 +323,7 @@ fn budget_line(memory: MemoryReport, kept: &[(String, u64)], limit_bytes: Option
     }
     match limit_bytes.filter(|limit| *limit < total_bytes) {
         None => Subsystem::ok("budget", detail),
-        Some(limit) => Subsystem::degraded(
-            "budget",
-            detail,
-            format!(
-                "the daemon's control group may use {} MiB, and the kernel ends the daemon when regions of ordinary \
-                 pages need more",
-                mebibytes(limit)
-            ),
-            "a smaller memory.total, or a larger MemoryMax=",
-        ),
-    }
-}
-
-/// Regions are whole pages, so that one decimal loses little; the exact numbers are in the JSON.
-fn mebibytes(bytes: u64) -> String {
-    const MIB: u64 = 1 << 20;
-    match bytes % MIB {
-        0 => (bytes / MIB).to_string(),
-        _ => format!("{:.1}", bytes as f64 / MIB as f64),
+        Some(limit) => Subsystem::degraded("budget", detail, cgroup::too_small(limit), cgroup::TOO_SMALL_FIX),
     }
 }
 

@@ -107,7 +107,8 @@ fn probes_text(line: &Subsystem) -> String {
 impl Node {
     /// A sample of what the shards count: with the times of the tasks it is the reading of this second.
     pub(super) fn handle_load(&mut self, snapshots: &[ShardSnapshot]) {
-        snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot));
+        let now = Instant::now();
+        snapshots.iter().for_each(|snapshot| self.load.handle_sample(snapshot, now));
         self.handle_read_times();
         let now_ns = now_ns();
         let threads = self.processes.observe_shards(now_ns);

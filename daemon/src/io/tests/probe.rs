@@ -1,6 +1,6 @@
 //! What the probe says.
 
-use crate::io::probe::{Level, failed, probe, setup_error_at};
+use crate::io::probe::{Level, failed, needed, probe, setup_error_at};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::{Disposition, Errno};
 
@@ -40,6 +40,12 @@ fn the_level_is_at_most_the_limit() {
         let line = limited.to_string();
         assert!(!line.contains('\n') && line.contains(limited.level.as_str()), "{line}");
     }
+}
+
+#[test]
+fn a_level_that_is_refused_for_want_of_memory_needs_memory_and_no_other_kernel() {
+    assert!(needed(Errno(libc::ENOMEM), "6.12").contains("LimitMEMLOCK=infinity"));
+    assert_eq!(needed(Errno(libc::EINVAL), "6.12"), "Linux 6.12");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::observe::probes::hooks::{HookState, Need};
 const NAME: &str = "probes";
 
 /// What there is without probes.
-const SAMPLES: &str = "sockets of links are sampled: their times are approximate";
+pub(crate) const SAMPLES: &str = "sockets of links are sampled: their times are approximate";
 
 impl Observer {
     /// How observing is done, as one line.

@@ -1,0 +1,253 @@
+//! What a daemon with this configuration would find on this machine, and what of it to change.
+//!
+//! Looking and judging are apart. Each part has facts, read or tried once within bounds, and a pure function from facts
+//! and configuration to rows; so every rule is tested with a machine that is written down. Words that `weir status` has
+//! for a cause are used here too, from the same place.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this | rows, and the order in which they are shown |
+//! | [`root`] | reading `/proc` and `/sys`, from wherever they are mounted |
+//! | [`process`] | whose limits count: capabilities, seccomp, resource limits, processors |
+//! | [`kernel`] | release, switches, type information, lockdown |
+//! | [`rings`] | io_uring, feature by feature |
+//! | [`memory`] | hugepages, control groups, the bound on regions |
+//! | [`network`] | TCP: congestion control, buffers, accept queues |
+//! | [`peers`] | name, route and MTU of each configured peer |
+//! | [`places`] | the run directory, its sockets, and the addresses to listen on |
+
+pub mod kernel;
+pub mod memory;
+pub mod network;
+pub mod peers;
+pub mod places;
+pub mod process;
+pub mod rings;
+pub mod root;
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::control::snapshot::{Health, StatusReport, Subsystem};
+use crate::exit::Exit;
+use kernel::KernelFacts;
+use memory::MemoryFacts;
+use network::NetworkFacts;
+use peers::PeerFacts;
+use places::PlaceFacts;
+use process::ProcessFacts;
+use rings::RingFacts;
+use root::Unread;
+
+/// How a thing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// As wanted.
+    Ok,
+    /// Not in use, as configured.
+    Off,
+    /// It could not be found out.
+    Unknown,
+    /// The daemon runs, with less than it could have.
+    Degraded,
+    /// The daemon does not start.
+    Failed,
+}
+
+impl State {
+    /// As the table shows it: the words of `weir status`, and two more.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::Off => "OFF",
+            Self::Unknown => "UNKNOWN",
+            Self::Degraded => "DEGRADED",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// What: one word, or two with a slash.
+    pub name: String,
+    /// How it is.
+    pub state: State,
+    /// What is needed.
+    pub wanted: String,
+    /// What there is; or why that is not known.
+    pub found: String,
+    /// What it costs as it is.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub effect: String,
+    /// The command or the key that changes it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fix: String,
+}
+
+impl Row {
+    fn new(name: impl Into<String>, wanted: impl Into<String>, found: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            state: State::Ok,
+            wanted: wanted.into(),
+            found: found.into(),
+            effect: String::new(),
+            fix: String::new(),
+        }
+    }
+
+    /// The same in this state, with what it costs and what changes it.
+    fn in_state(mut self, state: State, effect: impl Into<String>, fix: impl Into<String>) -> Self {
+        (self.state, self.effect, self.fix) = (state, effect.into(), fix.into());
+        self
+    }
+
+    fn degraded(self, effect: impl Into<String>, fix: impl Into<String>) -> Self {
+        self.in_state(State::Degraded, effect, fix)
+    }
+
+    fn failed(self, effect: impl Into<String>, fix: impl Into<String>) -> Self {
+        self.in_state(State::Failed, effect, fix)
+    }
+
+    /// Not in use, for this reason.
+    fn off(name: &str, wanted: &str, why: impl Into<String>) -> Self {
+        Self::new(name, wanted, why).in_state(State::Off, "", "")
+    }
+
+    /// Not known, since this could not be read.
+    fn unknown(name: &str, wanted: impl Into<String>, unread: &Unread) -> Self {
+        Self::new(name, wanted, unread.to_string()).in_state(State::Unknown, "", unread.fix())
+    }
+
+    /// What a daemon says of its own, in its words.
+    fn said(subsystem: &Subsystem, wanted: &str, effect: &str) -> Self {
+        let reason = subsystem.reason.clone();
+        let row = Self::new(
+            subsystem.name.clone(),
+            wanted,
+            reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| subsystem.detail.clone()),
+        );
+        let fix = subsystem.fix.clone().unwrap_or_default();
+        match subsystem.state {
+            Health::Ok => row,
+            Health::Off => row.in_state(State::Off, effect, fix),
+            Health::Degraded => row.degraded(effect, fix),
+        }
+    }
+}
+
+/// Whose limits and capabilities were looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Subject {
+    /// Those of the daemon that has the run directory.
+    Daemon {
+        /// Its process.
+        pid: u32,
+    },
+    /// No daemon runs there: those of the process that asks.
+    Process {
+        /// It.
+        pid: u32,
+    },
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Of the kernel.
+    pub kernel: KernelFacts,
+    /// Of io_uring.
+    pub rings: RingFacts,
+    /// Of the daemon's process, or of this one.
+    pub process: ProcessFacts,
+    /// Of memory.
+    pub memory: MemoryFacts,
+    /// Of TCP.
+    pub network: NetworkFacts,
+    /// Of each configured peer, in their order.
+    pub peers: Vec<PeerFacts>,
+    /// Of the run directory and addresses.
+    pub places: PlaceFacts,
+    /// How sockets would be observed, in the words of `weir status`.
+    pub probes: Subsystem,
+    /// What the daemon that runs says of itself; none if none answers.
+    pub said: Option<StatusReport>,
+}
+
+impl Facts {
+    /// The line that the running daemon has of this name.
+    fn line(&self, name: &str) -> Option<&Subsystem> {
+        self.said.as_ref()?.subsystems.iter().find(|subsystem| subsystem.name == name)
+    }
+}
+
+/// Judges everything, in the order in which it is shown.
+#[must_use]
+pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
+    let mut rows = kernel::rows(&facts.kernel, &facts.process, config);
+    rows.extend(rings::rows(&facts.rings));
+    rows.extend(process::rows(&facts.process, config, facts.line("probes").unwrap_or(&facts.probes)));
+    rows.extend(memory::rows(&facts.memory, config, facts.line("memory")));
+    rows.extend(network::rows(&facts.network, config));
+    rows.extend(peers::rows(&facts.peers, config));
+    rows.extend(places::rows(&facts.places, config));
+    rows
+}
+
+/// The state of the whole: that of the worst row. What is off or not known is no fault.
+#[must_use]
+pub fn worst(rows: &[Row]) -> State {
+    let worst = rows.iter().map(|row| row.state).max().unwrap_or(State::Ok);
+    if worst >= State::Degraded { worst } else { State::Ok }
+}
+
+/// The exit code of that state.
+#[must_use]
+pub const fn exit(worst: State) -> Exit {
+    match worst {
+        State::Ok | State::Off | State::Unknown => Exit::Ok,
+        State::Degraded => Exit::Degraded,
+        State::Failed => Exit::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(state: State) -> Row {
+        Row::new("x", "y", "z").in_state(state, "", "")
+    }
+
+    #[test]
+    fn the_worst_row_decides_and_what_is_not_known_is_no_fault() {
+        for (states, expected) in [
+            (&[][..], (State::Ok, Exit::Ok)),
+            (&[State::Ok, State::Unknown, State::Off], (State::Ok, Exit::Ok)),
+            (&[State::Degraded, State::Unknown], (State::Degraded, Exit::Degraded)),
+            (&[State::Failed, State::Degraded, State::Ok], (State::Failed, Exit::Failed)),
+        ] {
+            let rows: Vec<Row> = states.iter().map(|state| row(*state)).collect();
+            let found = worst(&rows);
+            assert_eq!((found, exit(found)), expected, "{states:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_daemon_says_keeps_its_words() {
+        let said = Subsystem::degraded("memory", "0 regions", "0 hugepages are free", "sysctl x=1");
+        let row = Row::said(&said, "hugepages", "slower");
+        assert_eq!(
+            (row.state, &*row.found, &*row.effect, &*row.fix),
+            (State::Degraded, "0 hugepages are free", "slower", "sysctl x=1")
+        );
+        let row = Row::said(&Subsystem::ok("memory", "3 regions"), "hugepages", "slower");
+        assert_eq!((row.state, &*row.found, &*row.effect), (State::Ok, "3 regions", ""));
+    }
+}
