@@ -103,11 +103,17 @@ fn segment_sizes_of_two_nodes_must_agree() {
 #[test]
 fn a_record_over_the_limit_is_refused_with_both_sizes_and_nothing_of_it_arrives() {
     let pair = Pair::start();
+    let mut sender = attached_producer(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
     let receiver = recv(&pair.b, "x", "0/1");
+    // A consumer that comes later than the end of the producer waits for another one.
+    eventually("the two are connected", || {
+        channels(&pair.a, "x", "send").iter().any(|row| row["peer"] == "b").then_some(())
+    });
     let mut input = b"first\n".to_vec();
     input.resize(input.len() + (1 << 20) + 1, b'x');
     input.push(b'\n');
-    let output = send_output(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"], &input);
+    feed(&mut sender, input).join().expect("the feeder");
+    let output = sender.output();
     assert_refused(&output, 1, &["1048577", "1048576"]);
     let received = receiver.output();
     assert_refused(&received, 1, &["producer gone"]);
