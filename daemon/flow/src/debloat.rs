@@ -96,6 +96,45 @@ impl Share {
     }
 }
 
+/// What a producer's client makes of the bytes that a consumer wants on their way to it at most. It concerns records that
+/// are not begun: one that is goes on as without it, so that a record of any length passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferBound {
+    bytes: u32,
+}
+
+impl Default for BufferBound {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl BufferBound {
+    /// No bound.
+    pub const NONE: Self = Self { bytes: u32::MAX };
+
+    /// This many bytes, or no bound for the largest number.
+    #[must_use]
+    pub const fn new(bytes: u32) -> Self {
+        Self { bytes }
+    }
+
+    /// Whether another record may be begun while so many bytes were written and are not known to have arrived. If not, the
+    /// client hands over what it wrote before it waits: what is not handed over never arrives.
+    #[must_use]
+    pub const fn admits(self, outstanding_bytes: u64) -> bool {
+        self.bytes == u32::MAX || outstanding_bytes < self.bytes as u64
+    }
+
+    /// Whether a record of so many bytes, its framing included, is begun in the open segment, which has `fill` bytes, rather
+    /// than in the next one. Always with a bound of a segment and more: then segments are filled as ever.
+    #[must_use]
+    pub const fn appends(self, fill: u32, record_bytes: usize, segment_bytes: u32) -> bool {
+        let room = self.bytes.saturating_sub(fill) as usize;
+        self.bytes >= segment_bytes || fill == 0 || record_bytes <= room
+    }
+}
+
 /// Which way something changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {

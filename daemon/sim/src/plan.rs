@@ -268,6 +268,7 @@ fn draw_limits(rng: &mut Rng) -> Limits {
         batch_bytes_max,
         batch_window_ns: rng.pick(&[10_000, 2_000_000]),
         limit_delay_ns: rng.pick(&[0, 20_000, 500_000]),
+        debloat_period_ns: 200_000_000,
         ping_interval_ns: rng.pick(&[1_000_000, 100_000_000, 1_000_000_000]),
         peer_timeout_ns: 60_000_000_000,
         link_grace_ns: 70_000_000_000,

@@ -497,6 +497,7 @@ mod tests {
             queued_bytes: 0,
             buffered_bytes: 0,
             consumed_bytes_total: 0,
+            debloat: None,
         };
         let mut windows = ChannelWindows::default();
         let (mut send, receive) = (stats_of(0, 0), ChannelStats { side: Side::Receive, ..stats_of(0, 0) });

@@ -274,6 +274,7 @@ impl Partition {
             consumed_bytes: reader.consumed_bytes,
             queued_bytes: reader.queued_bytes,
             events_in_flight: reader.events_in_flight,
+            buffer_bytes: reader.buffer_bytes,
             is_gone: reader.state == SendState::Failed,
         };
         self.readers_of(index).map(of_reader).reduce(|slowest, reader| SubpartitionView {
@@ -283,6 +284,7 @@ impl Partition {
             consumed_bytes: slowest.consumed_bytes.min(reader.consumed_bytes),
             queued_bytes: slowest.queued_bytes.max(reader.queued_bytes),
             events_in_flight: slowest.events_in_flight.max(reader.events_in_flight),
+            buffer_bytes: slowest.buffer_bytes.min(reader.buffer_bytes),
             is_gone: slowest.is_gone || reader.is_gone,
         })
     }

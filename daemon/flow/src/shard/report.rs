@@ -3,6 +3,7 @@
 use alloc::vec;
 
 use super::Shard;
+use super::debloating::debloat_stats;
 use crate::ids::{LinkId, SubpartitionIndex, Time};
 use crate::link::Link;
 use crate::recv::channel::Channel;
@@ -38,8 +39,8 @@ impl Shard {
     }
 
     /// The pools of all gates.
-    pub fn gates(&self) -> impl Iterator<Item = GateStats> {
-        self.gates.table.iter().map(|(_, gate)| gate_stats(gate))
+    pub fn gates(&self, now: Time) -> impl Iterator<Item = GateStats> {
+        self.gates.table.iter().map(move |(_, gate)| gate_stats(gate, self.limits.segment_bytes, now))
     }
 
     /// All links.
@@ -189,7 +190,7 @@ impl Shard {
     }
 }
 
-fn gate_stats(gate: &Gate) -> GateStats {
+fn gate_stats(gate: &Gate, segment_bytes: u32, now: Time) -> GateStats {
     let (spec, channels) = (&gate.spec, gate.channels.len() as u32);
     let mut stats = GateStats {
         exchange: spec.exchange.clone(),
@@ -205,6 +206,7 @@ fn gate_stats(gate: &Gate) -> GateStats {
         queued_bytes: 0,
         buffered_bytes: 0,
         consumed_bytes_total: 0,
+        debloat: debloat_stats(gate, segment_bytes, now),
     };
     for (index, channel) in (0..).zip(&gate.channels) {
         let used = gate.pool.used(index);
