@@ -41,7 +41,7 @@ const MEAN_PART: u64 = 16;
 /// they carry.
 pub const BUFFER_BYTES_MIN: u32 = 1 << 10;
 /// Shortest target, in nanoseconds.
-pub const TARGET_NS_MIN: u64 = 1_000_000;
+pub const TARGET_NS_MIN: u64 = 1_000;
 /// Longest target, in nanoseconds.
 pub const TARGET_NS_MAX: u64 = 60_000_000_000;
 

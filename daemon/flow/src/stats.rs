@@ -54,6 +54,9 @@ pub struct ChannelStats {
     pub backlog: u32,
     /// Bytes that wait: to be sent, or to be handed to the application.
     pub queued_bytes: u64,
+    /// Bytes that the consumer wants on their way at most, as the sending end was told, or as the receiving end wants it
+    /// told; none if there is no bound.
+    pub buffer_bytes: Option<u32>,
     /// Bytes that were sent and are not known to have arrived; 0 at the receiving end.
     pub unacked_bytes: u64,
     /// Bytes that are known to have arrived in the consumer's receive region; 0 at the receiving end.
@@ -227,6 +230,8 @@ pub struct GateStats {
     pub floating: u32,
     /// Of them, those used.
     pub floating_used: u32,
+    /// Of them, those that no channel was granted.
+    pub floating_free: u32,
     /// Segments that are granted and not opened.
     pub ready: u32,
     /// Bytes that wait to be handed to the application.

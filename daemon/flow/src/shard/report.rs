@@ -88,6 +88,7 @@ impl Shard {
             credit: subpartition.credit(),
             backlog: subpartition.packing.backlog(),
             queued_bytes: subpartition.queued_bytes,
+            buffer_bytes: bound(subpartition.buffer_bytes),
             unacked_bytes: subpartition.unacked_bytes,
             acked_bytes: subpartition.acked_bytes,
             consumed_bytes: subpartition.consumed_bytes,
@@ -123,6 +124,7 @@ impl Shard {
             credit: ready,
             backlog: channel.backlog,
             queued_bytes: channel.pending_bytes,
+            buffer_bytes: bound(gate.buffer_bytes()),
             unacked_bytes: 0,
             acked_bytes: 0,
             consumed_bytes: 0,
@@ -190,6 +192,11 @@ impl Shard {
     }
 }
 
+/// The largest number is no bound.
+fn bound(bytes: u32) -> Option<u32> {
+    (bytes != u32::MAX).then_some(bytes)
+}
+
 fn gate_stats(gate: &Gate, segment_bytes: u32, now: Time) -> GateStats {
     let (spec, channels) = (&gate.spec, gate.channels.len() as u32);
     let mut stats = GateStats {
@@ -202,6 +209,7 @@ fn gate_stats(gate: &Gate, segment_bytes: u32, now: Time) -> GateStats {
         exclusive_used: 0,
         floating: gate.pool.floating(),
         floating_used: 0,
+        floating_free: gate.pool.floating_free(),
         ready: 0,
         queued_bytes: 0,
         buffered_bytes: 0,
