@@ -175,13 +175,22 @@ impl Partition {
         }
         let readers = self.readers(index);
         let readers = self.subpartitions.get_mut(readers).unwrap_or_default().iter_mut();
-        for reader in readers.filter(|reader| reader.is_live()) {
+        let mut is_dropped = false;
+        for reader in readers {
+            if !reader.is_live() {
+                is_dropped = true;
+                continue;
+            }
             reader.events_in_flight += 1;
             if priority {
                 reader.priority.push_back(payload.clone());
             } else {
                 reader.queue.push_back(Item::Event(payload.clone()));
             }
+        }
+        // It is over as soon as it was taken, which its client is to see.
+        if is_dropped {
+            self.mark_changed(index);
         }
         Ok(())
     }
