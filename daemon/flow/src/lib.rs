@@ -8,6 +8,7 @@
 //! - [`shard`]: the state of one shard thread, with flow control explained before its first line of code. What goes in
 //!   is `handle_*`, what comes out is `poll_*` and `take_*`.
 //! - [`pool`]: who may take which segment: a producer's partition, a consumer's gate, a node's budget.
+//! - [`debloat`]: how much data a gate wants in flight.
 //! - [`wire`]: frames, byte by byte.
 //! - [`catalog`]: which producers and consumers the cluster has, and which channels therefore must be opened.
 //! - [`selector`], [`key_group`], [`pointwise`], [`record`], [`flush`]: the rules that the client library works by.
@@ -26,6 +27,7 @@ extern crate alloc;
 
 pub mod catalog;
 pub mod checksum;
+pub mod debloat;
 pub mod exchange;
 pub mod failure;
 pub mod flush;

@@ -42,6 +42,8 @@ pub struct Limits {
     pub batch_window_ns: u64,
     /// How long an acknowledgement without new credit may wait for company, in nanoseconds.
     pub limit_delay_ns: u64,
+    /// What a gate wants in flight is looked at this often, in nanoseconds; at least 1.
+    pub debloat_period_ns: u64,
     /// A link asks its peer for a sign of life this often, in nanoseconds.
     pub ping_interval_ns: u64,
     /// A link that heard nothing for this long is lost, in nanoseconds; more than [`Self::ping_interval_ns`].
@@ -68,6 +70,7 @@ impl Default for Limits {
             batch_bytes_max: 512 << 10,
             batch_window_ns: 2_000_000,
             limit_delay_ns: 500_000,
+            debloat_period_ns: 200_000_000,
             ping_interval_ns: 1_000_000_000,
             peer_timeout_ns: 5_000_000_000,
             link_grace_ns: 10_000_000_000,
@@ -115,7 +118,7 @@ impl Limits {
     /// [`LimitsError`] names the first that does not.
     pub fn validated(self) -> Result<Self, LimitsError> {
         let batch_needed = u64::from(self.segment_bytes) + 4096;
-        let rules: [(&'static str, u64, bool, &'static str); 14] = [
+        let rules: [(&'static str, u64, bool, &'static str); 15] = [
             (
                 "segment_bytes",
                 self.segment_bytes.into(),
@@ -150,6 +153,7 @@ impl Limits {
                     && self.batch_bytes_max >= self.batch_bytes_min,
                 "at least segment_bytes + 4096 and batch_bytes_min, at most 16777216",
             ),
+            ("debloat_period_ns", self.debloat_period_ns, self.debloat_period_ns >= 1, "at least 1"),
             (
                 "ping_interval_ns",
                 self.ping_interval_ns,
@@ -213,5 +217,6 @@ mod tests {
         assert_eq!(refused(|l| l.peer_timeout_ns = l.ping_interval_ns), Some("peer_timeout_ns"));
         assert_eq!(refused(|l| l.link_grace_ns = l.peer_timeout_ns), Some("link_grace_ns"));
         assert_eq!(refused(|l| l.link_grace_ns = 0), None);
+        assert_eq!(refused(|l| l.debloat_period_ns = 0), Some("debloat_period_ns"));
     }
 }

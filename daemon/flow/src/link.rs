@@ -106,6 +106,8 @@ pub(crate) struct Link {
     pub(crate) pong: Option<u64>,
     /// Channels that owe the peer a Limit. The frame is made when it is sent, so it is never out of date.
     pub(crate) limits: VecDeque<ReceiveKey>,
+    /// Channels that owe the peer a BufferSize, made like a Limit.
+    pub(crate) sizes: VecDeque<ReceiveKey>,
     /// Channels with priority events.
     pub(crate) priority: VecDeque<SendKey>,
     pub(crate) round: Round,
@@ -145,6 +147,7 @@ impl Link {
             ping: None,
             pong: None,
             limits: VecDeque::new(),
+            sizes: VecDeque::new(),
             priority: VecDeque::new(),
             round: Round::default(),
             batch: Batch::new(limits.batch_bytes_min, now),
@@ -239,6 +242,7 @@ impl Link {
                 || self.pong.is_some()
                 || !self.resumes.is_empty()
                 || !self.limits.is_empty()
+                || !self.sizes.is_empty()
                 || !self.priority.is_empty()
                 || !self.round.is_empty())
     }

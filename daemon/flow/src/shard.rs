@@ -19,6 +19,8 @@
 //! - A send segment is free again when the client has closed it and none of its slices is queued, in the kernel, or
 //!   unacknowledged. With `broadcast` all subpartitions share their segments: each has its own place in them, and the
 //!   slowest decides. So one consumer that stops giving back stops the partition, when its pool is used up.
+//! - A gate may want less in flight than there is room for: then its pool holds new grants back, and a **BufferSize**
+//!   tells each sender how many bytes its queue may hold, and how far segments are to be filled.
 //! - Between channels of a link: control first, then priority events, then deficit round robin by bytes.
 //!
 //! # What belongs to whom when something breaks
@@ -43,6 +45,7 @@ use crate::stall::account::Path;
 
 mod check;
 mod consumers;
+mod debloating;
 mod dispatch;
 mod failing;
 mod opening;
@@ -165,6 +168,8 @@ pub struct Shard {
     notices: VecDeque<Notice>,
     /// Limits that wait for company, in the order of their deadlines.
     delayed: VecDeque<(Time, ReceiveKey)>,
+    /// Gates whose period of debloating runs, in the order in which it ends.
+    debloats: VecDeque<(Time, GateId)>,
     /// When a link next needs a look, and for what.
     link_deadline: Option<(Time, &'static str)>,
     is_draining: bool,
@@ -184,6 +189,7 @@ impl Shard {
             findable: BTreeMap::new(),
             notices: VecDeque::new(),
             delayed: VecDeque::new(),
+            debloats: VecDeque::new(),
             link_deadline: None,
             is_draining: false,
         }

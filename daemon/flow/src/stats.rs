@@ -54,6 +54,9 @@ pub struct ChannelStats {
     pub backlog: u32,
     /// Bytes that wait: to be sent, or to be handed to the application.
     pub queued_bytes: u64,
+    /// Bytes that the consumer wants on their way at most, as the sending end was told, or as the receiving end wants it
+    /// told; none if there is no bound.
+    pub buffer_bytes: Option<u32>,
     /// Bytes that were sent and are not known to have arrived; 0 at the receiving end.
     pub unacked_bytes: u64,
     /// Bytes that are known to have arrived in the consumer's receive region; 0 at the receiving end.
@@ -183,6 +186,28 @@ impl PartitionStats {
     }
 }
 
+/// What a gate with debloating wants in flight at one moment, and what it does about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DebloatStats {
+    /// Bytes wanted in flight; none before anything was measured.
+    pub wanted_bytes: Option<u64>,
+    /// Bytes that the application consumes in a second in which it has something to consume; none before it did.
+    pub bytes_per_second: Option<u64>,
+    /// Bytes known to be in flight: what arrived and was not given back, and what the senders told that they have queued,
+    /// counted in segments as full as they are filled now. Off by up to a segment for each channel.
+    pub in_flight_bytes: u64,
+    /// How long it takes to consume them, in nanoseconds; none before anything was measured, or if nothing is consumed.
+    pub in_flight_ns: Option<u64>,
+    /// Receive segments that each channel may be granted or use; none if that is not held back.
+    pub window: Option<u32>,
+    /// Bytes that each sender is to have on their way at most; none if that is not held back.
+    pub buffer_bytes: Option<u32>,
+    /// How often what is wanted changed.
+    pub changes_total: u64,
+    /// How often it changed the other way than before.
+    pub turns_total: u64,
+}
+
 /// The pool of one input gate at one moment. A segment is used while it is open, filled, or held by the application; one that
 /// is granted and not opened is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,6 +230,8 @@ pub struct GateStats {
     pub floating: u32,
     /// Of them, those used.
     pub floating_used: u32,
+    /// Of them, those that no channel was granted.
+    pub floating_free: u32,
     /// Segments that are granted and not opened.
     pub ready: u32,
     /// Bytes that wait to be handed to the application.
@@ -213,6 +240,8 @@ pub struct GateStats {
     pub buffered_bytes: u64,
     /// Bytes that the application gave back since the gate came.
     pub consumed_bytes_total: u64,
+    /// What debloating does; none if the gate does without.
+    pub debloat: Option<DebloatStats>,
 }
 
 impl GateStats {

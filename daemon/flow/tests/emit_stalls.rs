@@ -341,7 +341,7 @@ fn the_use_of_a_partitions_pool_is_what_its_columns_say() {
 fn the_use_of_a_gates_pool_is_told_by_kind() {
     let mut lone = Lone::new();
     let gate = lone.open_gate(2, 7, 2);
-    let stats = |lone: &Lone| lone.shard.gates().next().unwrap();
+    let stats = |lone: &Lone| lone.shard.gates(lone.now).next().unwrap();
     let found = stats(&lone);
     assert_eq!((found.exclusive, found.floating, found.ready), (4, 3, 4));
     assert_eq!((found.pool_usage(), found.exclusive_usage(), found.floating_usage()), (0.0, 0.0, 0.0));

@@ -230,3 +230,66 @@ fn three_waiting_channels_get_one_of_three_each() {
         assert!(siblings.iter().filter(|sibling| **sibling == channel).count() <= 1, "{gained:?}");
     }
 }
+
+fn set_window(pool: &mut GatePool, window: u32) -> Vec<u32> {
+    let mut gained = Vec::new();
+    pool.set_window(window, &mut gained);
+    pool.check().unwrap();
+    gained
+}
+
+/// A window holds new grants back and takes none back: what a channel has beyond it goes as it is given back, floating
+/// segments to others and exclusive ones to nobody, down to one.
+#[test]
+fn a_window_holds_back_grants_and_lets_floating_segments_go() {
+    let mut pool = pool(2 * 2 + 6, 2, 2);
+    assert_eq!(pool.handle_backlog(0, 6), 6);
+    for _ in 0..8 {
+        pool.take(0).unwrap();
+    }
+    assert_eq!(pool.handle_backlog(1, 1), 0);
+    assert!(pool.is_waiting(1), "all floating segments are lent");
+    assert_eq!(set_window(&mut pool, 1), []);
+    assert_eq!((pool.used(0), pool.ready(1)), (8, 2), "nothing is taken back");
+    for count in 1..=6 {
+        assert_eq!(give_back(&mut pool, 0), [], "give-back {count}: nobody may have more");
+        assert_eq!(pool.floating_free(), count);
+    }
+    assert_eq!(give_back(&mut pool, 0), [], "an exclusive one is held back");
+    assert_eq!((pool.used(0), pool.ready(0), pool.floating_free()), (1, 0, 6));
+    assert_eq!(give_back(&mut pool, 0), [0], "the last one is granted again: it goes on");
+    assert_eq!((pool.used(0), pool.ready(0)), (0, 1));
+
+    // With the window open again both get what they need, the held-back exclusive segment first.
+    pool.handle_backlog(0, 3);
+    pool.handle_backlog(1, 3);
+    assert_eq!(pool.floating_free(), 6, "their windows are full");
+    let gained = set_window(&mut pool, 4);
+    assert_eq!((pool.ready(0), pool.ready(1)), (4, 4));
+    assert_eq!(gained.iter().filter(|channel| **channel == 0).count(), 3, "{gained:?}");
+    assert_eq!(pool.floating_free(), 2);
+    set_window(&mut pool, u32::MAX);
+    assert_eq!((pool.ready(0), pool.ready(1), pool.floating_free()), (5, 5, 0));
+}
+
+/// Whatever the window, a channel that opens has one segment at least, and one that is full waits for room, not for a
+/// segment: it is served as soon as it has given one back.
+#[test]
+fn a_window_is_never_closed_and_room_in_it_is_served() {
+    let mut pool = GatePool::new(GatePoolSpec { segments: 5, channels: 1, exclusive: 1 }).unwrap();
+    set_window(&mut pool, 0);
+    pool.open(0);
+    assert_eq!((pool.window(), pool.ready(0)), (1, 1));
+    set_window(&mut pool, 3);
+    assert_eq!(pool.handle_backlog(0, 9), 2);
+    for _ in 0..3 {
+        pool.take(0).unwrap();
+    }
+    assert_eq!(pool.take(0), Err(NotGranted));
+    assert!(!pool.is_waiting(0), "it has all that it may have");
+    for _ in 0..5 {
+        assert_eq!(give_back(&mut pool, 0), [0]);
+        pool.take(0).unwrap();
+    }
+    assert_eq!((pool.used(0), pool.floating_free()), (3, 2));
+}

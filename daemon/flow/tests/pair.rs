@@ -9,8 +9,10 @@ use std::collections::BTreeSet;
 use harness::clients::{Consumer, Producer};
 use harness::{Pair, SEGMENT_BYTES, any_life, limits, shape};
 use proptest::prelude::*;
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Shape, Strategy as ShipStrategy};
 use weir_flow::ids::{SubpartitionIndex, Time};
+use weir_flow::limits::Limits;
 use weir_flow::shard::Notice;
 use weir_flow::stats::Side;
 
@@ -73,12 +75,19 @@ fn step() -> impl Strategy<Value = Step> {
 
 impl World {
     fn new(strategy: ShipStrategy) -> Self {
-        let mut pair = Pair::new(limits());
+        Self::wanting(strategy, [None; CONSUMERS as usize])
+    }
+
+    /// With what each consumer wants in flight, looked at once a millisecond.
+    fn wanting(strategy: ShipStrategy, wants: [Option<DebloatSpec>; CONSUMERS as usize]) -> Self {
+        let mut pair = Pair::new(Limits { debloat_period_ns: 1_000_000, ..limits() });
         let shape = Shape { strategy, ..shape(PRODUCERS, CONSUMERS) };
         let [a, b] = &mut pair.nodes;
         let producers = (0..PRODUCERS).map(|index| Producer::new(0, a, "x", index, shape, SEGMENTS, false));
         let producers = producers.collect();
-        let consumers = (0..CONSUMERS).map(|index| Consumer::new(1, b, "x", index, shape, 3)).collect();
+        let consumers = (0..CONSUMERS).zip(wants);
+        let consumers = consumers.map(|(index, want)| Consumer::wanting(1, b, "x", index, shape, 3, want));
+        let consumers = consumers.collect();
         Self { pair, producers, consumers }
     }
 
@@ -234,6 +243,36 @@ proptest! {
         steps in proptest::collection::vec(step(), 0..400)
     ) {
         let mut world = World::new(ShipStrategy::Broadcast);
+        for step in &steps {
+            world.apply(step);
+        }
+        world.finish();
+    }
+}
+
+fn want() -> impl Strategy<Value = Option<DebloatSpec>> {
+    let most = prop_oneof![Just(0_u64), 1..10_000_u64, 10_000..100_000_u64, Just(u64::MAX)];
+    let spec = (1..50_u64, 0..5_000_u64, most).prop_map(|(target_ms, bytes_min, bytes_max)| DebloatSpec {
+        target_ns: target_ms * 1_000_000,
+        bytes_min,
+        bytes_max,
+    });
+    proptest::option::weighted(0.8, spec)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(250) })]
+
+    /// The same with consumers that want less in flight than there is room for, whatever that is and however often it
+    /// changes, over sockets that break: nothing is lost or left over, and no channel stays without a segment.
+    #[test]
+    fn less_in_flight_loses_nothing_and_stops_nobody(
+        steps in proptest::collection::vec(step(), 0..400),
+        wants in [want(), want(), want()],
+        is_shared: bool,
+    ) {
+        let strategy = if is_shared { ShipStrategy::Broadcast } else { ShipStrategy::Rebalance };
+        let mut world = World::wanting(strategy, wants);
         for step in &steps {
             world.apply(step);
         }

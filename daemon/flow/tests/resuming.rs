@@ -627,3 +627,18 @@ fn a_partition_whose_last_consumer_is_gone_fails_however_it_would_continue() {
     lone.receive(&cancel_message(1, killed()));
     assert!(failed(&mut lone, partition).is_some(), "the policy is fail unless it is asked for");
 }
+
+/// An event for a consumer that is lost is over as soon as it was taken: the client is told, as of one that was consumed.
+#[test]
+fn an_event_for_a_lost_consumer_is_told_as_over() {
+    let (mut lone, partition) = producer(2, true);
+    lone.receive(&cancel_message(0, Failure::new(FailureCode::ConsumerGone, "left")));
+    let mut changed = Vec::new();
+    lone.shard.take_changed_subpartitions(partition, &mut changed);
+    changed.clear();
+    lone.submit(partition, event(0, "late", false));
+    lone.shard.take_changed_subpartitions(partition, &mut changed);
+    assert_eq!(changed, [SubpartitionIndex(0)]);
+    let view = lone.shard.subpartition_view(partition, SubpartitionIndex(0)).unwrap();
+    assert_eq!((view.is_gone, view.events_in_flight), (true, 0));
+}

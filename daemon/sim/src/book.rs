@@ -129,6 +129,11 @@ impl Book {
         }
     }
 
+    /// The producer's end plans a batch now, with the bounds that it knows.
+    pub fn note_planned(&mut self) {
+        self.lines.iter_mut().for_each(Line::planned);
+    }
+
     /// While one channel waits with data and credit, no other gets much more than its turn.
     fn check_fair(&self, sender: usize) -> Result<(), String> {
         let Some(sender) = self.lines.get(sender) else { return Ok(()) };
@@ -212,6 +217,10 @@ impl Book {
                 Some(line) => Self::named(line.key, line.answered(*limit, coverage)),
                 None => Err(format!("wire: Limit for channel {channel}, never opened")),
             },
+            Message::BufferSize { channel, bytes } => match self.assigned_mut(*channel) {
+                Some(line) => Self::named(line.key, line.bound_sent(*bytes, socket, coverage)),
+                None => Err(format!("wire: BufferSize for channel {channel}, never opened")),
+            },
             Message::Resume { channel, resume } => match self.assigned_mut(*channel) {
                 Some(line) => Self::named(line.key, line.resume_sent(resume, socket, coverage)),
                 None => Err(format!("wire: Resume for channel {channel}, never opened")),
@@ -237,6 +246,9 @@ impl Book {
                 if let Some(line) = self.known_mut(*channel) {
                     line.limit_arrived = *limit;
                 }
+            }
+            Message::BufferSize { channel, bytes } => {
+                self.known_mut(*channel).into_iter().for_each(|line| line.bound_arrived(*bytes));
             }
             Message::Resume { channel, resume } => {
                 if let Some(line) = self.known_mut(*channel) {

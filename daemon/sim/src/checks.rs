@@ -39,7 +39,36 @@ impl World {
                 }
             }
         }
+        self.note_held_back();
         self.check_gates(&ready)
+    }
+
+    /// Rare states of gates that want less in flight than there is room for.
+    fn note_held_back(&mut self) {
+        let Self { nodes, common, plan, .. } = self;
+        let coverage = &mut common.coverage;
+        for node in nodes.iter() {
+            for gate in node.shard.gates(common.now) {
+                let Some(debloat) = &gate.debloat else { continue };
+                coverage
+                    .hit_when(Mark::HeldBackNoMore, debloat.changes_total > 1 && debloat.window.is_none());
+                let Some(window) = debloat.window else { continue };
+                let ours = |stats: &ChannelStats| {
+                    stats.side == Side::Receive
+                        && stats.state == "open"
+                        && (&stats.exchange, stats.consumer) == (&gate.exchange, gate.consumer)
+                };
+                for channel in node.shard.channels(common.now).filter(ours) {
+                    let has = channel.receiver_ready + channel.receiver_held;
+                    let lacks = channel.receiver_ready < channel.backlog + plan.limits.exclusive;
+                    let is_held_back = lacks && has >= window && channel.backlog > 0;
+                    coverage.hit_when(Mark::HeldBack, is_held_back);
+                    coverage.hit_when(Mark::ExclusiveHeldBack, has < plan.limits.exclusive);
+                    let free = gate.floating_free > 0;
+                    coverage.hit_when(Mark::FloatingLeftFree, is_held_back && free);
+                }
+            }
+        }
     }
 
     fn line_of(&self, key: ChannelKey) -> Option<&Line> {
@@ -69,6 +98,10 @@ impl World {
             return Err(format!(
                 "{acked_bytes} bytes are acknowledged, {consumed_bytes} consumed; {arrived} arrived"
             ));
+        }
+        let told = stats.buffer_bytes.unwrap_or(u32::MAX);
+        if stats.state == "open" && told != line.bound {
+            return Err(format!("its bound is {told}; it was told {}", line.bound));
         }
         let most = line.limit_arrived.limit - line.sent.opened;
         if u64::from(stats.credit) > most {
@@ -102,14 +135,19 @@ impl World {
                 let least = |of: fn(&ChannelStats) -> u64| rows.iter().map(|stats| of(stats)).min();
                 let queued = rows.iter().map(|stats| stats.queued_bytes).max();
                 let needed = (
+                    least(|stats| stats.buffer_bytes.unwrap_or(u32::MAX).into()),
                     least(|stats| stats.credit.into()),
                     least(|stats| stats.acked_bytes),
                     least(|stats| stats.consumed_bytes),
                     queued,
                 );
-                let credit = Some(u64::from(view.credit));
-                let found =
-                    (credit, Some(view.acked_bytes), Some(view.consumed_bytes), Some(view.queued_bytes));
+                let found = (
+                    Some(u64::from(view.buffer_bytes)),
+                    Some(u64::from(view.credit)),
+                    Some(view.acked_bytes),
+                    Some(view.consumed_bytes),
+                    Some(view.queued_bytes),
+                );
                 if found != needed {
                     return Err(format!(
                         "{producer}: the view of {number} is {view:?}; its channels: {needed:?}"
@@ -142,16 +180,7 @@ impl World {
                 for (number, cell) in (0..).map(SubpartitionIndex).zip(&producer.cells) {
                     let Some(view) = node.shard.subpartition_view(*id, number) else { continue };
                     let taken = node.events_taken.get(&(*id, number)).copied().unwrap_or_default();
-                    let events_done = taken - u64::from(view.events_in_flight);
-                    let needed = Cell {
-                        credit: view.credit,
-                        sent_segments: view.sent_segments,
-                        acked_bytes: view.acked_bytes,
-                        consumed_bytes: view.consumed_bytes,
-                        events_done,
-                        is_gone: view.is_gone,
-                    };
-                    if *cell != needed {
+                    if *cell != Cell::of(&view, taken) {
                         return Err(format!("{producer}: was told {cell:?} of {number}; it is {view:?}"));
                     }
                 }
@@ -188,6 +217,23 @@ impl World {
                         "{node}: {key}: the receiver knows of a backlog of {told}: {stats:?}"
                     ));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// When nothing is on its way, a sender knows what its receiver wants on its way at most, over whatever outages.
+    pub(crate) fn check_bounds(&self) -> Result<(), String> {
+        let mut wanted = BTreeMap::new();
+        let open = || self.nodes.iter().flat_map(|node| node.shard.channels(self.common.now));
+        for stats in open().filter(|stats| stats.side == Side::Receive && stats.state == "open") {
+            wanted.insert(channel_key(&stats)?, stats.buffer_bytes);
+        }
+        for stats in open().filter(|stats| stats.side == Side::Send && stats.state == "open") {
+            let key = channel_key(&stats)?;
+            if wanted.get(&key).is_some_and(|wanted| *wanted != stats.buffer_bytes) {
+                let (found, needed) = (stats.buffer_bytes, wanted.get(&key));
+                return Err(format!("{key}: its sender keeps to {found:?}; the receiver wants {needed:?}"));
             }
         }
         Ok(())
@@ -258,6 +304,9 @@ fn check_receiver(line: &Line, stats: &ChannelStats, holds: bool) -> Result<(), 
     let (held, idle) = (stats.receiver_held, line.idle_segments());
     if stats.state == "open" && stats.queued_bytes == 0 && !holds && held != idle {
         return Err(format!("{held} segments are held; nothing waits and {idle} are open"));
+    }
+    if stats.state == "open" && stats.receiver_ready + held == 0 {
+        return Err("it has no segment, granted or in use: it would wait for ever".into());
     }
     let granted = u64::from(stats.receiver_ready) + line.arrived.opened;
     if stats.state == "open" && granted < line.limit_sent.limit {

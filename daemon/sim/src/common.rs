@@ -34,6 +34,8 @@ pub struct Common {
     opportunities: u64,
     /// Whether the defect was put in.
     pub sabotaged: bool,
+    /// The canary: a channel that is granted no more than this.
+    pub starved: Option<(ChannelKey, u64)>,
 }
 
 impl Common {
@@ -41,7 +43,9 @@ impl Common {
     #[must_use]
     pub fn new(mut rng: Rng, model: Model, trace: bool, wanted: Sabotage) -> Self {
         // Resuming, and a consumer without room, are rare enough to be spoilt soon.
-        let is_rare = Sabotage::RULES.contains(&wanted) || Sabotage::CHOICES.contains(&wanted);
+        let is_rare = [&Sabotage::RULES[..], &Sabotage::CHOICES, &Sabotage::DEBLOAT]
+            .iter()
+            .any(|kinds| kinds.contains(&wanted));
         let opportunities = rng.below(if is_rare { 3 } else { 20 });
         Self {
             rng,
@@ -55,6 +59,7 @@ impl Common {
             wanted,
             opportunities,
             sabotaged: false,
+            starved: None,
         }
     }
 
@@ -75,7 +80,8 @@ impl Common {
     /// Whether the wanted defect is one that changes what a core is told, and was not put in yet.
     #[must_use]
     pub fn may_tamper(&self) -> bool {
-        Sabotage::RULES.contains(&self.wanted) && !self.sabotaged
+        let tells = Sabotage::RULES.contains(&self.wanted) || Sabotage::DEBLOAT.contains(&self.wanted);
+        tells && !self.sabotaged
     }
 
     /// Whether this is the moment to put the defect in: it happens once, at one of its first opportunities.

@@ -149,13 +149,21 @@ impl Consumer {
         !self.stopped && (common.healed || !paused)
     }
 
+    /// Whether it is slow now, and lets this turn pass.
+    fn dawdles(&mut self, common: &Common) -> bool {
+        let Some(slow) = self.plan.slow.filter(|slow| (slow.from..slow.to).contains(&common.step)) else {
+            return false;
+        };
+        !common.healed && !self.rng.chance(slow.per_mille)
+    }
+
     /// One turn of the client. Says whether anything changed.
     pub fn act(&mut self, memory: &mut GateMemory, common: &mut Common) -> Result<bool, String> {
         if self.state != State::Running || !self.reads(common) {
             common.coverage.hit_when(Mark::ConsumerStopped, self.state == State::Running && self.stopped);
             return Ok(false);
         }
-        if self.lied {
+        if self.lied || self.dawdles(common) {
             return Ok(false);
         }
         if self.plan.lies_at.is_some_and(|at| at <= common.step) {

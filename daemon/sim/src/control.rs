@@ -351,6 +351,7 @@ impl World {
             shape: exchange.shape,
             segments: consumer.segments,
             exclusive: plan.limits.exclusive,
+            debloat: consumer.plan.debloat,
         };
         let id = nodes[node].shard.handle_gate(spec, common.now);
         consumer.gate = Some(id);

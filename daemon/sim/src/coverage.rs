@@ -69,6 +69,30 @@ marks! {
     QuotaReached => "producer waited for a quota",
     /// A producer finished a record with segments beyond its quota or pool.
     OverdraftUsed => "overdraft used",
+    /// A gate granted a channel less than it had free, since it wanted no more in flight.
+    HeldBack => "credit held back",
+    /// A channel had fewer segments than its exclusive ones.
+    ExclusiveHeldBack => "exclusive segment held back",
+    /// A floating segment was free while a channel that could have used it was held back.
+    FloatingLeftFree => "floating segment left free",
+    /// A gate that had held back did so no more.
+    HeldBackNoMore => "credit held back no more",
+    /// A sender was told a smaller bound than before.
+    BoundFell => "bound fell",
+    /// A sender was told a larger bound than before.
+    BoundRose => "bound rose",
+    /// A sender was told the same bound on another socket.
+    BoundAgain => "bound told again on another socket",
+    /// A segment was opened though the one before had room beyond the bound.
+    FilledLess => "segment filled no further than the bound",
+    /// A producer waited since as much was on its way as its consumer wants.
+    BoundWaited => "producer waited for a bound",
+    /// One with several consumers on its segments did.
+    BroadcastBoundWaited => "broadcast producer waited for a bound",
+    /// A producer closed a segment since a record would have gone beyond the bound.
+    BoundClosed => "segment closed at the bound",
+    /// A record was longer than the bound.
+    BoundExceeded => "record longer than the bound",
     /// A producer had to wait before it could send an event.
     EventWindowFull => "event window full",
     /// A priority event arrived before data that was given earlier.
@@ -171,6 +195,8 @@ marks! {
     LostClosed => "Backlog CLOSED lost with its socket",
     /// A Limit was lost with its socket.
     LostLimit => "Limit lost with its socket",
+    /// A BufferSize was lost with its socket.
+    LostBufferSize => "BufferSize lost with its socket",
     /// An Event was lost with its socket.
     LostEvent => "Event lost with its socket",
     /// A Goodbye was lost with its socket.

@@ -201,11 +201,17 @@ pub enum Sabotage {
     IgnoreCredit,
     /// A record goes to another consumer than its key names, since that one has no room.
     MoveKey,
+    /// A sender takes no notice of a bound.
+    IgnoreBound,
+    /// A producer that waits for a bound keeps what it wrote, which then never arrives.
+    KeepBack,
+    /// A channel of a gate that holds credit back is granted nothing any more.
+    Starve,
 }
 
 impl Sabotage {
     /// Every kind of defect.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 25] = [
         Self::FlipPayloadByte,
         Self::FlipHeaderByte,
         Self::LoseGiveBack,
@@ -228,7 +234,13 @@ impl Sabotage {
         Self::NeverBack,
         Self::IgnoreCredit,
         Self::MoveKey,
+        Self::IgnoreBound,
+        Self::KeepBack,
+        Self::Starve,
     ];
+
+    /// Those that need a gate that wants less in flight than there is room for.
+    pub const DEBLOAT: [Self; 3] = [Self::IgnoreBound, Self::KeepBack, Self::Starve];
 
     /// Those that make a producer choose the wrong consumer.
     pub const CHOICES: [Self; 3] = [Self::NeverBack, Self::IgnoreCredit, Self::MoveKey];

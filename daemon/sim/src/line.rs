@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use weir_flow::debloat::BUFFER_BYTES_MIN;
 use weir_flow::wire::{Flags, FrameType, Header, Limit, Resume};
 
 use crate::coverage::{Coverage, Mark};
@@ -57,6 +58,12 @@ pub struct Line {
     resumes: VecDeque<(usize, Place)>,
     /// The backlog that the consumer's end was told last.
     pub backlog_arrived: u32,
+    /// The bound that the consumer's end told last, and on which socket.
+    bound_sent: Option<(usize, u32)>,
+    /// The bound that the producer's end knows.
+    pub bound: u32,
+    /// Bounds by which frames were planned that are not seen yet, the last one that of the batch planned last.
+    planned_bounds: Vec<u32>,
     submitted_ends: VecDeque<u64>,
     submitted: u64,
     frame_ends: VecDeque<u64>,
@@ -87,6 +94,9 @@ impl Line {
             lost_partial: None,
             resumes: VecDeque::new(),
             backlog_arrived: 0,
+            bound_sent: None,
+            bound: u32::MAX,
+            planned_bounds: Vec::new(),
             submitted_ends: VecDeque::new(),
             submitted: 0,
             frame_ends: VecDeque::new(),
@@ -136,13 +146,16 @@ impl Line {
 
     fn data_begun(&mut self, header: &Header, coverage: &mut Coverage) -> Result<(), String> {
         self.in_sequence(header)?;
+        let (least, most) = self.fills();
         if header.flags.has(Flags::OPEN) {
-            if let Some(fill) = self.sent.fill.filter(|fill| fill + header.length <= self.segment_bytes) {
+            if let Some(fill) = self.sent.fill.filter(|fill| fill + header.length <= least) {
                 return Err(format!(
-                    "a slice of {} bytes opened a segment; it fits behind {fill}",
+                    "a slice of {} bytes opened a segment; it fits behind {fill}, up to {least}",
                     header.length
                 ));
             }
+            let fits = |fill: u32| fill + header.length <= self.segment_bytes;
+            coverage.hit_when(Mark::FilledLess, self.sent.fill.is_some_and(fits));
             self.sent.opened += 1;
             if self.sent.opened > self.limit_arrived.limit {
                 let (opened, limit) = (self.sent.opened, self.limit_arrived.limit);
@@ -154,8 +167,9 @@ impl Line {
         }
         let Some(fill) = self.sent.fill else { return Err("a slice was appended to no open segment".into()) };
         let filled = fill.saturating_add(header.length);
-        if filled > self.segment_bytes {
-            return Err(format!("a slice of {} bytes does not fit behind {fill}", header.length));
+        if filled > self.segment_bytes || (filled > most && fill > 0) {
+            let bytes = header.length;
+            return Err(format!("a slice of {bytes} bytes does not fit behind {fill}, up to {most}"));
         }
         self.sent.fill = Some(filled);
         let end = self.sent.payload + u64::from(header.length);
@@ -164,6 +178,46 @@ impl Line {
         }
         coverage.hit_when(Mark::UnsentMerged, pass(&mut self.submitted_ends, end) > 0);
         Ok(())
+    }
+
+    /// How far segments are filled at least and at most, by the bounds that the frame may have been planned with.
+    fn fills(&mut self) -> (u32, u32) {
+        let bounds = self.planned_bounds.iter().map(|bound| (*bound).min(self.segment_bytes));
+        let least = bounds.clone().min().unwrap_or(self.segment_bytes);
+        let most = bounds.max().unwrap_or(self.segment_bytes);
+        // What follows was planned with the last batch.
+        if self.planned_bounds.len() > 1 {
+            self.planned_bounds.drain(..self.planned_bounds.len() - 1);
+        }
+        (least, most)
+    }
+
+    /// The producer's end plans a batch.
+    pub fn planned(&mut self) {
+        if self.planned_bounds.last() != Some(&self.bound) {
+            self.planned_bounds.push(self.bound);
+        }
+    }
+
+    /// The consumer's end tells a bound.
+    pub fn bound_sent(&mut self, bytes: u32, socket: usize, coverage: &mut Coverage) -> Result<(), String> {
+        if bytes < BUFFER_BYTES_MIN {
+            return Err(format!("a bound of {bytes} bytes; needed: at least {BUFFER_BYTES_MIN}"));
+        }
+        if let Some((of, before)) = self.bound_sent.replace((socket, bytes)) {
+            if (of, before) == (socket, bytes) {
+                return Err(format!("a bound of {bytes} bytes was told twice"));
+            }
+            coverage.hit_when(Mark::BoundFell, bytes < before);
+            coverage.hit_when(Mark::BoundRose, bytes > before);
+            coverage.hit_when(Mark::BoundAgain, bytes == before);
+        }
+        Ok(())
+    }
+
+    /// The producer's end learns a bound.
+    pub const fn bound_arrived(&mut self, bytes: u32) {
+        self.bound = bytes;
     }
 
     fn in_sequence(&mut self, header: &Header) -> Result<(), String> {

@@ -123,6 +123,7 @@ impl World {
                 FrameType::EndAck => Mark::LostEndAck,
                 FrameType::Backlog if flying.closes => Mark::LostClosed,
                 FrameType::Limit => Mark::LostLimit,
+                FrameType::BufferSize => Mark::LostBufferSize,
                 FrameType::Event => Mark::LostEvent,
                 FrameType::Goodbye => Mark::LostGoodbye,
                 FrameType::Data => Mark::LostData,

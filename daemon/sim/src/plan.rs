@@ -1,6 +1,7 @@
 //! What a run consists of: nodes, exchanges, clients and how each of them behaves. Drawn from the seed alone,
 //! before the first step.
 
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::ids::ProducerIndex;
 use weir_flow::limits::Limits;
@@ -60,6 +61,17 @@ pub struct ProducerPlan {
     pub spare_segments: u32,
 }
 
+/// When a consumer is slow, and how slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slow {
+    /// The first step.
+    pub from: u64,
+    /// The step after the last one.
+    pub to: u64,
+    /// Of a thousand turns, those that it does not let pass.
+    pub per_mille: u32,
+}
+
 /// One consumer.
 #[derive(Clone, Debug)]
 pub struct ConsumerPlan {
@@ -73,6 +85,10 @@ pub struct ConsumerPlan {
     pub holds: usize,
     /// It reads nothing in these steps.
     pub pause: Option<(u64, u64)>,
+    /// It is much slower in these steps.
+    pub slow: Option<Slow>,
+    /// How much it wants in flight.
+    pub debloat: Option<DebloatSpec>,
     /// It reads nothing at all until everybody else is done.
     pub stopped: bool,
     /// The step at which it is killed.
@@ -139,6 +155,12 @@ const ADAPTIVE_PER_MILLE: u32 = 600;
 
 /// Names the numbers that say which.
 const ADAPTIVE: u64 = 0xada9;
+
+/// Of a thousand runs, how many have consumers that want less in flight than there is room for.
+const DEBLOAT_PER_MILLE: u32 = 450;
+
+/// Names the numbers that say which.
+const DEBLOAT: u64 = 0xdeb1;
 
 impl ExchangePlan {
     /// Something may be wrong with one of the consumers.
@@ -208,7 +230,37 @@ impl Plan {
             steps,
         };
         plan.draw_adaptive(&mut rng.clone().fork(ADAPTIVE));
+        plan.draw_debloating(&mut rng.clone().fork(DEBLOAT));
         plan
+    }
+
+    /// Which consumers want less in flight than there is room for, and how long their period is. Drawn from numbers of its
+    /// own, like the producers that choose adaptively.
+    fn draw_debloating(&mut self, rng: &mut Rng) {
+        let limits = &mut self.limits;
+        let least = match self.timing {
+            Timing::Calm => 1,
+            // A run comes to its end by a bounded number of periods, as of pings.
+            _ => (limits.link_grace_ns + limits.peer_timeout_ns) / 2_000,
+        };
+        limits.debloat_period_ns = (self.step_ns * rng.pick(&[2, 10, 50])).max(least);
+        if !rng.chance(DEBLOAT_PER_MILLE) {
+            return;
+        }
+        let period = limits.debloat_period_ns;
+        for consumer in self.exchanges.iter_mut().flat_map(|exchange| &mut exchange.consumers) {
+            let from = rng.below(self.steps);
+            let to = from + rng.below(self.steps) + 1;
+            let slow = rng.chance(500).then_some(Slow { from, to, per_mille: rng.pick(&[5, 60, 300]) });
+            let debloat = DebloatSpec {
+                target_ns: period * rng.range(1, 20),
+                bytes_min: rng.pick(&[0, 0, 5_000]),
+                bytes_max: rng.pick(&[u64::MAX, u64::MAX, 60_000, 20_000, 1]),
+            };
+            if rng.chance(800) {
+                (consumer.slow, consumer.debloat) = (slow, Some(debloat));
+            }
+        }
     }
 
     /// Which producers choose adaptively. Drawn from numbers of its own, so that a seed without such producers does what
@@ -268,6 +320,7 @@ fn draw_limits(rng: &mut Rng) -> Limits {
         batch_bytes_max,
         batch_window_ns: rng.pick(&[10_000, 2_000_000]),
         limit_delay_ns: rng.pick(&[0, 20_000, 500_000]),
+        debloat_period_ns: 200_000_000,
         ping_interval_ns: rng.pick(&[1_000_000, 100_000_000, 1_000_000_000]),
         peer_timeout_ns: 60_000_000_000,
         link_grace_ns: 70_000_000_000,
@@ -369,6 +422,8 @@ fn draw_consumer(rng: &mut Rng, limits: &Limits, shards: usize, steps: u64, dead
         weight: rng.pick(&[1, 4, 16]),
         holds: rng.pick(&[0, 1, 4, limits.exclusive as usize + 1]),
         pause: rng.chance(250).then(|| (pause_from, pause_from + rng.below(steps / 2 + 1))),
+        slow: None,
+        debloat: None,
         stopped: rng.chance(80),
         dies_at: (deadly && rng.chance(250)).then(|| rng.below(steps)),
         lies_at: (deadly && rng.chance(100)).then(|| rng.below(steps)),

@@ -2,6 +2,8 @@
 //! region, hands over slices, and believes only what the daemon publishes.
 
 mod adapted;
+mod bounding;
+mod cell;
 mod contents;
 mod leaving;
 
@@ -25,6 +27,8 @@ use crate::plan::{Plan, ProducerPlan, Records};
 use crate::rng::Rng;
 use crate::selecting::Selecting;
 use crate::trace;
+use bounding::Begin;
+pub use cell::Cell;
 use contents::frame;
 
 /// How far a producer has come.
@@ -44,23 +48,6 @@ pub enum State {
     Failed(Failure),
     /// Killed.
     Dead,
-}
-
-/// What the daemon publishes for one subpartition; the client reads it whenever it likes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cell {
-    /// Segments that its channel may still open at the receiver.
-    pub credit: u32,
-    /// Segments that left the queue.
-    pub sent_segments: u64,
-    /// Bytes that reached the consumer's receive region.
-    pub acked_bytes: u64,
-    /// Bytes that the consumer gave back.
-    pub consumed_bytes: u64,
-    /// Events that were taken and consumed.
-    pub events_done: u64,
-    /// Its consumer is lost.
-    pub is_gone: bool,
 }
 
 /// What the daemon has accepted for one subpartition.
@@ -126,6 +113,10 @@ pub struct Producer {
     event_window: u64,
     record_bytes_max: u32,
     builders: Vec<Option<Builder>>,
+    /// Bytes written, by subpartition.
+    written: Vec<u64>,
+    /// The canary: what waits beside a bound is not handed over.
+    keeps_back: bool,
     pending: Option<Pending>,
     events: Vec<u64>,
     selecting: Selecting,
@@ -179,6 +170,8 @@ impl Producer {
             event_window: u64::from(limits.event_window),
             record_bytes_max: limits.record_bytes_max,
             builders: vec![None; count],
+            written: vec![0; count],
+            keeps_back: false,
             pending: None,
             events: vec![0; count],
             selecting: Selecting::new(&shape, ProducerIndex(key.producer), seed)?,
@@ -378,9 +371,9 @@ impl Producer {
                 subpartition = self.selecting.select(&payload)?;
             }
             chosen = Some((content, subpartition));
-            if self.builders[subpartition].is_some()
-                || self.pool.is_available(SubpartitionIndex(subpartition as u32))
-            {
+            let is_open = self.builders[subpartition].is_some();
+            let has_room = is_open || self.pool.is_available(SubpartitionIndex(subpartition as u32));
+            if has_room && self.admits(subpartition) {
                 break;
             }
             self.selecting.skipped();
@@ -415,6 +408,12 @@ impl Producer {
         let mut progress = false;
         while let Some(mut pending) = self.pending.take() {
             let subpartition = pending.subpartition;
+            if pending.at == 0
+                && let Begin::Later(moved) = self.look_at_bound(subpartition, pending.bytes.len(), common)?
+            {
+                self.pending = Some(pending);
+                return Ok(progress || moved);
+            }
             let Some(mut builder) = self.builder(subpartition, pending.at > 0, common) else {
                 self.pending = Some(pending);
                 return Ok(progress);
@@ -424,6 +423,7 @@ impl Producer {
             let piece = &pending.bytes[pending.at..pending.bytes.len().min(pending.at + room)];
             self.region.write(builder.segment, builder.written, piece)?;
             builder.written += piece.len() as u32;
+            self.written[subpartition] += piece.len() as u64;
             pending.at += piece.len();
             let complete = pending.at == pending.bytes.len();
             builder.records += u32::from(complete);
@@ -534,7 +534,9 @@ impl Producer {
 
     fn flush_some(&mut self, common: &mut Common) -> Result<bool, String> {
         let subpartition = self.rng.index(self.builders.len());
-        let Some(builder) = self.builders[subpartition] else { return Ok(false) };
+        let Some(builder) = self.builders[subpartition].filter(|_| !self.keeps_back) else {
+            return Ok(false);
+        };
         let unfinished = self.pending.as_ref().is_some_and(|p| p.subpartition == subpartition);
         // An adaptive producer closes a segment only where a record has no room, as the client library does.
         let last = !unfinished && !self.is_adaptive() && self.rng.chance(200);

@@ -83,6 +83,7 @@ impl World {
             self.check_cells()?;
             if self.links.iter().all(|link| link.working().is_some()) {
                 self.check_backlogs()?;
+                self.check_bounds()?;
             }
             let Err(missing) = goal(self) else { return Ok(()) };
             let now = self.measure();

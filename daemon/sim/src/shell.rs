@@ -302,6 +302,7 @@ impl World {
         }
         let waiting = waiting_channels(shell, id, common.now);
         links[link].books[end].note_waiting(&waiting);
+        links[link].books[end].note_planned();
         let at = &mut links[link].ends[end];
         if !shell.shard.poll_transmit(id, &mut at.spare, common.now) {
             shell.ready_links.remove(&id);
@@ -338,16 +339,8 @@ impl World {
                 for subpartition in changed.drain(..) {
                     let Some(view) = shell.shard.subpartition_view(id, subpartition) else { continue };
                     let taken = shell.events_taken.get(&(id, subpartition)).copied().unwrap_or_default();
-                    let events_done = taken - u64::from(view.events_in_flight);
                     if let Some(cell) = producer.cells.get_mut(subpartition.0 as usize) {
-                        *cell = Cell {
-                            credit: view.credit,
-                            sent_segments: view.sent_segments,
-                            acked_bytes: view.acked_bytes,
-                            consumed_bytes: view.consumed_bytes,
-                            events_done,
-                            is_gone: view.is_gone,
-                        };
+                        *cell = Cell::of(&view, taken);
                     }
                 }
                 continue;

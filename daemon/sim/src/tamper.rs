@@ -1,10 +1,12 @@
 //! Rules of resuming, broken on purpose: the core of one end is told something else than what the wire said, so that
 //! it acts like a core that breaks the rule. The analyser sees the wire as it was.
 
-use weir_flow::wire::{FrameType, HEADER_BYTES, Header, Message, decode, encode};
+use weir_flow::debloat::BUFFER_BYTES_MIN;
+use weir_flow::wire::{FrameType, HEADER_BYTES, Header, Limit, Message, decode, encode};
 
 use crate::common::Common;
 use crate::faults::Sabotage;
+use crate::line::Line;
 use crate::link::Link;
 use crate::tap::Position;
 
@@ -13,7 +15,7 @@ impl Link {
     /// [`Link::arrived`].
     pub(crate) fn tampered(&self, end: usize, bytes: &[u8], common: &mut Common) -> Option<Vec<u8>> {
         let reads_whole = self.reading(end)?.read.position() == Position::Boundary;
-        if !reads_whole || !common.may_tamper() {
+        if !reads_whole || !(common.may_tamper() || common.starved.is_some()) {
             return None;
         }
         let mut at = 0;
@@ -81,14 +83,37 @@ impl Link {
                 let is_sent = self.ends[end].sending.is_none();
                 // Accounts are looked at after every step only while there are faults.
                 let early = is_sent && !common.healed && line.sent.sequence > line.arrived.sequence + 1;
+                if starve(line, limit, common) {
+                    return Some(message);
+                }
                 if !early || !common.wants(Sabotage::FreeUnacked) {
                     return None;
                 }
                 limit.ack = line.arrived.sequence + 1;
                 Sabotage::FreeUnacked
             }
+            Message::BufferSize { bytes, .. } if !common.healed && common.wants(Sabotage::IgnoreBound) => {
+                *bytes = if *bytes == u32::MAX { BUFFER_BYTES_MIN } else { u32::MAX };
+                Sabotage::IgnoreBound
+            }
             _ => return None,
         };
         common.sabotage(kind).then_some(message)
     }
+}
+
+/// Whether the sender of this channel is told less than it was granted: one that is held back already, and from then on.
+fn starve(line: &Line, limit: &mut Limit, common: &mut Common) -> bool {
+    let before = line.limit_arrived.limit;
+    if let Some((_, most)) = common.starved.filter(|(key, _)| *key == line.key) {
+        limit.limit = limit.limit.min(most);
+        return true;
+    }
+    let gains = line.bound < u32::MAX && limit.limit > before;
+    if !gains || !common.sabotage(Sabotage::Starve) {
+        return false;
+    }
+    limit.limit = before;
+    common.starved = Some((line.key, before));
+    true
 }

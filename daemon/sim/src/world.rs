@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weir_flow::ids::{SubpartitionIndex, Time};
+use weir_flow::stats::Side;
 
 use crate::book::Book;
 use crate::common::Common;
@@ -174,6 +175,16 @@ impl World {
     #[must_use]
     pub fn records(&self) -> BTreeMap<ChannelKey, u64> {
         self.common.model.channels().map(|(key, channel)| (*key, channel.records)).collect()
+    }
+
+    /// Bytes that were handed over and not given back, of all channels: queued, in sockets, in receive regions.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        let channels = self.nodes.iter().flat_map(|node| node.shard.channels(self.common.now));
+        let sending = channels.filter(|stats| stats.side == Side::Send);
+        sending
+            .map(|stats| stats.queued_bytes + stats.unacked_bytes + stats.acked_bytes - stats.consumed_bytes)
+            .sum()
     }
 
     /// A consumer that was stopped reads from now on.

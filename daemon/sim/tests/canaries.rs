@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use weir_flow::exchange::Strategy;
-use weir_sim::plan::Plan;
+use weir_sim::plan::{Plan, Timing};
 use weir_sim::rng::Rng;
 use weir_sim::{Options, STEPS, Sabotage, run};
 
@@ -45,6 +45,11 @@ fn is_fit(seed: u64, sabotage: Sabotage) -> bool {
             .any(|exchange| exchange.shape.strategy == Strategy::Hash && exchange.shape.consumers > 1),
         Sabotage::ReadOldSocket => breaks,
         rule if Sabotage::RULES.contains(&rule) => breaks,
+        // A link that is interrupted lets a receiver tell again what it granted.
+        rule if Sabotage::DEBLOAT.contains(&rule) => {
+            let is_calm = plan.timing == Timing::Calm && plan.faults.drain.is_none();
+            is_calm && consumers.any(|consumer| consumer.debloat.is_some())
+        }
         _ => true,
     }
 }

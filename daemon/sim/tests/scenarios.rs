@@ -1,10 +1,11 @@
 //! Plans made by hand: what the standard seeds show by chance is shown here for certain.
 
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::limits::Limits;
 use weir_sim::faults::Faults;
 use weir_sim::plan::{
-    ConsumerPlan, ExchangePlan, Plan, ProducerPlan, Records, ShardPlan, Timing, exchange_name,
+    ConsumerPlan, ExchangePlan, Plan, ProducerPlan, Records, ShardPlan, Slow, Timing, exchange_name,
 };
 use weir_sim::rng::Rng;
 use weir_sim::world::World;
@@ -40,6 +41,8 @@ fn forward_plan(lengths: &[Records], records: u64) -> Plan {
         weight: 40,
         holds: 0,
         pause: None,
+        slow: None,
+        debloat: None,
         stopped: false,
         dies_at: None,
         lies_at: None,
@@ -311,4 +314,49 @@ fn a_consumer_that_was_left_out_has_its_share_again_once_it_reads() {
             assert!(4 * gained[1] >= gained.iter().sum(), "seed {seed}, {step_ns} ns: {gained:?}");
         }
     }
+}
+
+/// What one producer and one consumer, which may be slow in these steps, have in flight on average: before step 20,000,
+/// before step 80,000 and before step 100,000, each time over 10,000 steps. And the bytes that they carried by then.
+fn with_debloat(debloat: Option<DebloatSpec>, slow: Option<Slow>, seed: u64) -> ([u64; 3], u64) {
+    const ENDS: [u64; 3] = [20_000, 80_000, 100_000];
+    let mut plan = forward_plan(&[Records::Small], u64::MAX);
+    plan.limits.debloat_period_ns = 20_000;
+    plan.exchanges[0].consumers[0].slow = slow;
+    plan.exchanges[0].consumers[0].debloat = debloat;
+    let mut world = world(plan, seed);
+    let mut averages = [0; 3];
+    for step in 0..ENDS[2] {
+        world.step(step).unwrap();
+        if let Some(part) = ENDS.iter().position(|end| (end - 10_000..*end).contains(&step)) {
+            averages[part] += world.in_flight();
+        }
+    }
+    (averages.map(|sum| sum / 10_000), world.carried().into_values().sum())
+}
+
+/// A consumer that becomes slow has a tenth and less in flight of what there is room for, and one that is fast again has
+/// more.
+#[test]
+fn a_slow_consumer_has_little_in_flight() {
+    let spec = DebloatSpec { target_ns: 50_000, ..DebloatSpec::default() };
+    for seed in 0..5 {
+        let slow = Some(Slow { from: 20_000, to: 80_000, per_mille: 3 });
+        let (without, _) = with_debloat(None, slow, seed);
+        let (with, _) = with_debloat(Some(spec), slow, seed);
+        println!("seed {seed}: without {without:?}, with {with:?}");
+        assert!(without[1] > 50_000, "seed {seed}: the slow one fills all the room there is: {without:?}");
+        assert!(with[1] * 10 <= without[1], "seed {seed}: without {without:?}, with {with:?}");
+        assert!(with[2] >= with[1] * 8, "seed {seed}: fast again: without {without:?}, with {with:?}");
+    }
+}
+
+/// A consumer that keeps up is not held back: it carries what it does without debloating.
+#[test]
+fn a_fast_consumer_is_not_held_back() {
+    let spec = DebloatSpec { target_ns: 20_000_000, ..DebloatSpec::default() };
+    let carried = |debloat| (0..8).map(|seed| with_debloat(debloat, None, seed).1).sum::<u64>();
+    let (without, with) = (carried(None), carried(Some(spec)));
+    println!("without {without}, with {with}");
+    assert!(with * 100 >= without * 97, "{with} bytes with it, {without} without");
 }

@@ -420,6 +420,7 @@ mod tests {
             credit: 0,
             backlog: 0,
             queued_bytes: 0,
+            buffer_bytes: None,
             unacked_bytes: 0,
             acked_bytes: 0,
             consumed_bytes: 0,

@@ -282,6 +282,7 @@ impl Node {
                     shape,
                     segments: made.segments,
                     exclusive: making.pools.exclusive,
+                    debloat: None,
                 };
                 let body = ResponseBody::Gate {
                     ring: making.ring.ring,

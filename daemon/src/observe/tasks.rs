@@ -348,6 +348,7 @@ mod tests {
             credit: 3,
             backlog: 4,
             queued_bytes: 5,
+            buffer_bytes: None,
             unacked_bytes: 0,
             acked_bytes: 0,
             consumed_bytes: 0,
@@ -493,10 +494,12 @@ mod tests {
             exclusive_used: 4,
             floating: 8,
             floating_used: 2,
+            floating_free: 6,
             ready: 0,
             queued_bytes: 0,
             buffered_bytes: 0,
             consumed_bytes_total: 0,
+            debloat: None,
         };
         let mut windows = ChannelWindows::default();
         let (mut send, receive) = (stats_of(0, 0), ChannelStats { side: Side::Receive, ..stats_of(0, 0) });

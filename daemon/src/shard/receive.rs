@@ -166,7 +166,7 @@ impl<R: Ring> ShardLoop<R> {
             at: now,
             channels: self.core.channels(now).collect(),
             partitions: self.core.partitions(now).collect(),
-            gates: self.core.gates().collect(),
+            gates: self.core.gates(now).collect(),
             past_send_stalls: *self.core.past_send_stalls(),
             past_emit_stalls: *self.core.past_emit_stalls(),
             links: self.core.links().collect(),

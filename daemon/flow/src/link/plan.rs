@@ -26,6 +26,11 @@ pub(crate) enum Frame {
         /// What was announced before.
         before: Limit,
     },
+    BufferSize {
+        key: ReceiveKey,
+        /// What was told before.
+        before: Option<u32>,
+    },
     Slice {
         key: SendKey,
         slice: Slice,

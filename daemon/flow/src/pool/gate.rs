@@ -8,8 +8,12 @@
 //! `ready + used` is at least `exclusive` while the channel is open, and what it has above `exclusive` is floating:
 //! exclusive segments are a count, not identities.
 //!
+//! A gate that wants less in flight sets a *window*: a channel is granted nothing by which `ready + used` would be more
+//! than that. What it has beyond goes as it is given back: floating segments to others, exclusive ones are held back
+//! for their channel. The window is at least 1, so that each channel always goes on.
+//!
 //! Invariants ([`GatePool::check`]): floating = free + Σ over channels of what they have above `exclusive`; a channel
-//! that has fewer ready than it needs is in the queue, once, and then nothing is free.
+//! that has fewer ready than it needs, and room in its window, is in the queue, once, and then nothing is free.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -81,12 +85,22 @@ impl Account {
     const fn floating(&self, exclusive: u32) -> u32 {
         (self.ready + self.used).saturating_sub(exclusive)
     }
+
+    /// Ready segments that it has not, needs, and may have.
+    fn lacks(&self, window: u32) -> u32 {
+        if !self.is_open {
+            return 0;
+        }
+        let room = window.saturating_sub(self.ready + self.used);
+        self.required.saturating_sub(self.ready).min(room)
+    }
 }
 
 /// The segments of one gate, by channel. A channel number that is out of range has no segments and gets none.
 #[derive(Clone, Debug)]
 pub struct GatePool {
     exclusive: u32,
+    window: u32,
     floating: u32,
     floating_free: u32,
     accounts: Vec<Account>,
@@ -105,6 +119,7 @@ impl GatePool {
         };
         Ok(Self {
             exclusive: spec.exclusive,
+            window: u32::MAX,
             floating: floating as u32,
             floating_free: floating as u32,
             accounts: (0..spec.channels).map(|_| Account::default()).collect(),
@@ -115,16 +130,64 @@ impl GatePool {
     /// A pool without segments and channels.
     #[must_use]
     pub const fn none() -> Self {
-        Self { exclusive: 0, floating: 0, floating_free: 0, accounts: Vec::new(), waiting: VecDeque::new() }
+        Self {
+            exclusive: 0,
+            window: u32::MAX,
+            floating: 0,
+            floating_free: 0,
+            accounts: Vec::new(),
+            waiting: VecDeque::new(),
+        }
     }
 
-    /// Opens a channel: its exclusive segments, less those still held from before, are ready.
+    /// Opens a channel: its exclusive segments, as far as its window has room, less those still held from before, are
+    /// ready.
     pub fn open(&mut self, channel: u32) {
-        let exclusive = self.exclusive;
+        let (exclusive, owned) = (self.exclusive, self.owned());
         if let Some(account) = self.account(channel) {
             account.is_open = true;
             account.required = exclusive;
-            account.ready = exclusive.saturating_sub(account.used);
+            account.ready = owned.saturating_sub(account.used);
+        }
+    }
+
+    /// How many segments each channel may be granted or use from now on; 0 counts as 1. What a channel has is not taken
+    /// back. Channels that gained a ready segment are appended to `gained`.
+    pub fn set_window(&mut self, window: u32, gained: &mut Vec<u32>) {
+        self.window = window.max(1);
+        let owned = self.owned();
+        for channel in 0..self.accounts.len() as u32 {
+            let Some(account) = self.account(channel).filter(|account| account.is_open) else { continue };
+            let held_back = owned.saturating_sub(account.ready + account.used);
+            if held_back > 0 {
+                account.ready += held_back;
+                gained.push(channel);
+            }
+            self.enlist(channel);
+        }
+        self.serve(gained);
+    }
+
+    /// How many segments each channel may be granted or use.
+    #[must_use]
+    pub const fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Segments that an open channel has in any case.
+    fn owned(&self) -> u32 {
+        self.exclusive.min(self.window)
+    }
+
+    /// One that lacks a segment waits for it, once.
+    fn enlist(&mut self, channel: u32) {
+        let window = self.window;
+        if let Some(account) = self.account(channel)
+            && account.lacks(window) > 0
+            && !account.is_waiting
+        {
+            account.is_waiting = true;
+            self.waiting.push_back(channel);
         }
     }
 
@@ -135,13 +198,10 @@ impl GatePool {
             return 0;
         };
         account.required = backlog.saturating_add(self.exclusive);
-        let gained = account.required.saturating_sub(account.ready).min(self.floating_free);
+        let gained = account.lacks(self.window).min(self.floating_free);
         account.ready += gained;
         self.floating_free -= gained;
-        if account.ready < account.required && !account.is_waiting {
-            account.is_waiting = true;
-            self.waiting.push_back(channel);
-        }
+        self.enlist(channel);
         gained
     }
 
@@ -169,15 +229,17 @@ impl GatePool {
 
     /// A used segment is empty again. Channels that gained a ready segment are appended to `gained`.
     pub fn give_back(&mut self, channel: u32, gained: &mut Vec<u32>) {
-        let exclusive = self.exclusive;
+        let (exclusive, window) = (self.exclusive, self.window);
         let Some(account) = self.account(channel) else { return };
         let was_floating = account.floating(exclusive) > 0;
         let Some(used) = account.used.checked_sub(1) else { return };
         account.used = used;
         if was_floating {
             self.floating_free += 1;
+            // It may have waited for room in its window.
+            self.enlist(channel);
             self.serve(gained);
-        } else if account.is_open {
+        } else if account.is_open && account.ready + account.used < window {
             account.ready += 1;
             gained.push(channel);
         }
@@ -202,16 +264,13 @@ impl GatePool {
             let Some(channel) = self.waiting.pop_front() else { return };
             let Some(account) = self.accounts.get_mut(channel as usize) else { continue };
             account.is_waiting = false;
-            if !account.is_open || account.ready >= account.required {
+            if account.lacks(self.window) == 0 {
                 continue;
             }
             account.ready += 1;
             self.floating_free -= 1;
             gained.push(channel);
-            if account.ready < account.required {
-                account.is_waiting = true;
-                self.waiting.push_back(channel);
-            }
+            self.enlist(channel);
         }
     }
 
@@ -277,10 +336,16 @@ impl GatePool {
             let is_queued = queued.binary_search(&(channel as u32)).is_ok();
             ensure!(is_queued == account.is_waiting, "waiting flag and queue agree", "channel {channel}");
             if account.is_open {
-                let needs = account.ready < account.required;
+                let needs = account.lacks(self.window) > 0;
                 ensure!(
-                    account.ready + account.used >= self.exclusive,
-                    "an open channel has its exclusive segments",
+                    account.ready + account.used >= self.owned(),
+                    "an open channel has its exclusive segments, as far as its window has room",
+                    "channel {channel}: {account:?}, window {}",
+                    self.window
+                );
+                ensure!(
+                    account.ready + account.used >= 1,
+                    "an open channel always goes on",
                     "channel {channel}: {account:?}"
                 );
                 ensure!(!needs || is_queued, "who needs a segment waits", "channel {channel}: {account:?}");

@@ -34,6 +34,7 @@ pub(crate) struct ReceiveCounts {
     pub(crate) records: u64,
     pub(crate) limit_frames: u64,
     pub(crate) backlog_frames: u64,
+    pub(crate) size_frames: u64,
 }
 
 #[derive(Debug)]
@@ -71,6 +72,14 @@ pub(crate) struct Channel {
     pub(crate) is_limit_due: bool,
     /// In the shard's list of Limits that wait for company.
     pub(crate) is_limit_delayed: bool,
+    /// The bytes that the sender was told to keep its queue to; none if it may not have got that.
+    pub(crate) told_buffer_bytes: Option<u32>,
+    /// In its link's list of channels that owe a BufferSize.
+    pub(crate) is_size_due: bool,
+    /// Periods of debloating for which it still counts as one that carries data.
+    pub(crate) active_periods: u32,
+    /// Bytes that had arrived when the last period ended.
+    pub(crate) period_bytes: u64,
     /// In the gate's rotation.
     pub(crate) is_listed: bool,
     /// In the gate's rotation of priority events.
@@ -101,6 +110,10 @@ impl Channel {
             room_since: None,
             is_limit_due: false,
             is_limit_delayed: false,
+            told_buffer_bytes: Some(u32::MAX),
+            is_size_due: false,
+            active_periods: 0,
+            period_bytes: 0,
             is_listed: false,
             is_priority_listed: false,
             counts: ReceiveCounts::default(),

@@ -7,6 +7,8 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 
 use super::channel::{Channel, OpenSegment, Pending};
+use super::debloating::Debloating;
+use crate::debloat::Share;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence};
 use crate::pool::gate::{GatePool, GatePoolSpec};
@@ -47,6 +49,7 @@ pub(crate) struct Gate {
     pub(crate) gained: Vec<u32>,
     /// In the shard's list of gates to be looked at.
     pub(crate) is_listed: bool,
+    pub(crate) debloating: Option<Debloating>,
     event_window: u32,
 }
 
@@ -54,7 +57,7 @@ impl Gate {
     pub(crate) fn new(spec: GateSpec, segment_bytes: u32, event_window: u32) -> Self {
         let channels = spec.shape.channels(spec.consumer);
         let pool_spec = GatePoolSpec { segments: spec.segments, channels, exclusive: spec.exclusive };
-        let (pool, mut refusal) = match GatePool::new(pool_spec) {
+        let (mut pool, mut refusal) = match GatePool::new(pool_spec) {
             Ok(pool) => (pool, None),
             Err(error) => (GatePool::none(), Some(Failure::new(FailureCode::OverBudget, format!("{error}")))),
         };
@@ -64,6 +67,9 @@ impl Gate {
                 FailureCode::Mismatch,
                 format!("segment_bytes is {found}; needed: {segment_bytes}, as this node has"),
             ));
+        }
+        if spec.debloat.is_some() {
+            pool.set_window(Share::initial(segment_bytes).window, &mut Vec::new());
         }
         Self {
             pool,
@@ -75,6 +81,7 @@ impl Gate {
             priority_rotation: VecDeque::new(),
             gained: Vec::new(),
             is_listed: false,
+            debloating: spec.debloat.map(|spec| Debloating::new(spec, segment_bytes)),
             event_window,
             spec,
         }

@@ -4,11 +4,16 @@
 //! opens the next one, which costs a credit. Slices lie behind each other without gaps and are never cut. `backlog` is
 //! how many segments the queued slices would open if they were sent now, in order; it is kept up by simulating that
 //! packing at the tail of the queue, so that a push or a send costs the same however long the queue is.
+//!
+//! A consumer that wants less in flight says how far segments are to be filled: less than that is still room in a
+//! segment, more is not. It binds nobody: a slice that is longer opens a segment of its own.
 
 /// The sender's view of the receiver's segments of one channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     segment_bytes: u32,
+    /// Bytes that a segment is filled to.
+    fill_bytes: u32,
     /// Receive segments opened since the channel began.
     opened: u64,
     /// Receive segments that may be opened since the channel began.
@@ -26,6 +31,7 @@ impl Packing {
     pub(crate) const fn new(segment_bytes: u32) -> Self {
         Self {
             segment_bytes,
+            fill_bytes: segment_bytes,
             opened: 0,
             limit: 0,
             fill: None,
@@ -72,7 +78,7 @@ impl Packing {
     }
 
     fn fits(&self, fill: Option<u32>, bytes: u32) -> bool {
-        fill.is_some_and(|fill| fill.saturating_add(bytes) <= self.segment_bytes)
+        fill.is_some_and(|fill| fill.saturating_add(bytes) <= self.fill_bytes)
     }
 
     /// A slice was appended to the queue.
@@ -127,6 +133,12 @@ impl Packing {
         self.fill = fill;
     }
 
+    /// How far segments are filled from now on, also the one that is open: never over their size. The caller calls
+    /// [`Self::recount`].
+    pub(crate) fn set_fill(&mut self, bytes: u32) {
+        self.fill_bytes = bytes.min(self.segment_bytes);
+    }
+
     /// Simulates the packing of the whole queue anew.
     pub(crate) fn recount(&mut self, queue: impl Iterator<Item = u32>) {
         self.backlog = 0;
@@ -150,6 +162,7 @@ mod tests {
         Extend(u32),
         Send,
         Limit(u64),
+        Fill(u32),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -158,6 +171,7 @@ mod tests {
             (1..=64_u32).prop_map(Step::Extend),
             Just(Step::Send),
             (0..40_u64).prop_map(Step::Limit),
+            (1..=80_u32).prop_map(Step::Fill),
         ]
     }
 
@@ -189,6 +203,10 @@ mod tests {
                     }
                     Step::Limit(limit) => {
                         packing.handle_limit(limit);
+                    }
+                    Step::Fill(bytes) => {
+                        packing.set_fill(bytes);
+                        packing.recount(queue.iter().copied());
                     }
                 }
                 let mut counted = packing.clone();

@@ -175,13 +175,22 @@ impl Partition {
         }
         let readers = self.readers(index);
         let readers = self.subpartitions.get_mut(readers).unwrap_or_default().iter_mut();
-        for reader in readers.filter(|reader| reader.is_live()) {
+        let mut is_dropped = false;
+        for reader in readers {
+            if !reader.is_live() {
+                is_dropped = true;
+                continue;
+            }
             reader.events_in_flight += 1;
             if priority {
                 reader.priority.push_back(payload.clone());
             } else {
                 reader.queue.push_back(Item::Event(payload.clone()));
             }
+        }
+        // It is over as soon as it was taken, which its client is to see.
+        if is_dropped {
+            self.mark_changed(index);
         }
         Ok(())
     }
@@ -274,6 +283,7 @@ impl Partition {
             consumed_bytes: reader.consumed_bytes,
             queued_bytes: reader.queued_bytes,
             events_in_flight: reader.events_in_flight,
+            buffer_bytes: reader.buffer_bytes,
             is_gone: reader.state == SendState::Failed,
         };
         self.readers_of(index).map(of_reader).reduce(|slowest, reader| SubpartitionView {
@@ -283,6 +293,7 @@ impl Partition {
             consumed_bytes: slowest.consumed_bytes.min(reader.consumed_bytes),
             queued_bytes: slowest.queued_bytes.max(reader.queued_bytes),
             events_in_flight: slowest.events_in_flight.max(reader.events_in_flight),
+            buffer_bytes: slowest.buffer_bytes.min(reader.buffer_bytes),
             is_gone: slowest.is_gone || reader.is_gone,
         })
     }

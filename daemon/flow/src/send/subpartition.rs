@@ -92,6 +92,8 @@ pub(crate) struct Subpartition {
     /// Frames before this are in the consumer's receive region.
     pub(crate) acked_sequence: u64,
     pub(crate) packing: Packing,
+    /// Bytes that the consumer wants in this queue at most; the largest number if it does not say.
+    pub(crate) buffer_bytes: u32,
     /// The backlog that the receiver was told last.
     pub(crate) told_backlog: u32,
     pub(crate) event_limit: u64,
@@ -126,6 +128,7 @@ impl Subpartition {
             sent_sequence: 0,
             acked_sequence: 0,
             packing: Packing::new(segment_bytes),
+            buffer_bytes: u32::MAX,
             told_backlog: 0,
             event_limit: 0,
             events_sent: 0,
@@ -468,6 +471,13 @@ impl Subpartition {
         let sent_bytes = self.acked_bytes + self.unacked_bytes;
         self.consumed_bytes = self.consumed_bytes.max(limit.consumed.min(sent_bytes));
         Ok(())
+    }
+
+    /// The receiver said how many bytes it wants in this queue. The last word holds, over outages too.
+    pub(crate) fn handle_buffer_size(&mut self, bytes: u32) {
+        self.buffer_bytes = bytes;
+        self.packing.set_fill(bytes);
+        self.recount();
     }
 
     fn release_acked(&mut self, memory: &mut SendMemory) {

@@ -29,6 +29,8 @@ struct LinkView {
     priority: BTreeSet<(u32, u32)>,
     /// Gate channels that owe a Limit.
     limits: BTreeSet<(u32, u32)>,
+    /// Gate channels that owe a BufferSize.
+    sizes: BTreeSet<(u32, u32)>,
 }
 
 impl Shard {
@@ -202,6 +204,7 @@ impl Shard {
 
     fn check_gate(&self, id: GateId, gate: &Gate, view: &LinkView) -> Result<(), Violation> {
         gate.pool.check()?;
+        self.check_debloating(id, gate)?;
         ensure!(gate.gained.is_empty(), "gained credit was told", "gate {id}: {:?}", gate.gained);
         let mut used = vec![0_u32; gate.channels.len()];
         let mut waiting = vec![0_u64; gate.segments.len()];
@@ -247,6 +250,32 @@ impl Shard {
         Ok(())
     }
 
+    fn check_debloating(&self, id: GateId, gate: &Gate) -> Result<(), Violation> {
+        let Some(state) = &gate.debloating else { return Ok(()) };
+        let buffered: u64 = gate.channels.iter().map(|channel| channel.counts.bytes - channel.consumed).sum();
+        ensure!(
+            state.core.buffered() == buffered,
+            "what can be consumed is counted",
+            "gate {id}: {buffered}, counted {}",
+            state.core.buffered()
+        );
+        let listed = self.debloats.iter().filter(|(_, of)| *of == id).count();
+        ensure!(
+            listed == usize::from(state.is_armed) && (state.is_armed || !state.has_moved),
+            "a period that runs is listed once",
+            "gate {id}: {listed}, has moved {}",
+            state.has_moved
+        );
+        ensure!(
+            gate.pool.window() == state.share.window,
+            "the pool's window is the share",
+            "gate {id}: {}, {:?}",
+            gate.pool.window(),
+            state.share
+        );
+        Ok(())
+    }
+
     fn check_granting(
         &self,
         key: ReceiveKey,
@@ -283,6 +312,16 @@ impl Shard {
             "{key:?}: granted {granted}, announced {:?}",
             channel.announced
         );
+        let due = view.sizes.contains(&(key.gate.0, key.channel));
+        let is_told = channel.told_buffer_bytes == Some(gate.buffer_bytes());
+        ensure!(due == channel.is_size_due, "due BufferSizes are listed", "{key:?}: listed {due}");
+        ensure!(
+            due || is_told || channel.state != ReceiveState::Open,
+            "what is wanted is told",
+            "{key:?}: wanted {}, told {:?}",
+            gate.buffer_bytes(),
+            channel.told_buffer_bytes
+        );
         let segments = gate.pool.used(key.channel) as usize;
         let events = channel.pending.iter().filter(|item| matches!(item, Pending::Event(_))).count();
         ensure!(
@@ -311,6 +350,7 @@ fn collect_link(link: &Link, view: &mut LinkView) -> Result<(), Violation> {
             | Frame::LinkResume
             | Frame::Resume { .. }
             | Frame::Limit { .. }
+            | Frame::BufferSize { .. }
             | Frame::Backlog { .. } => {}
         }
     }
@@ -320,6 +360,7 @@ fn collect_link(link: &Link, view: &mut LinkView) -> Result<(), Violation> {
     }
     view.priority.extend(link.priority.iter().map(|key| (key.partition.0, key.subpartition.0)));
     view.limits.extend(link.limits.iter().map(|key| (key.gate.0, key.channel)));
+    view.sizes.extend(link.sizes.iter().map(|key| (key.gate.0, key.channel)));
     Ok(())
 }
 

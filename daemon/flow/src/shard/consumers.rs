@@ -33,6 +33,7 @@ impl Shard {
             return Err(fault("gate", format!("is {gate}, which is unknown")));
         };
         let channel = state.give_back(segment, bytes)?;
+        self.note_given_back(gate, bytes, now);
         self.tell_limit(ReceiveKey { gate, channel }, now);
         self.tell_gained(gate, now);
         self.gates.list(gate);

@@ -191,6 +191,7 @@ impl Shard {
         };
         let result = match message {
             Message::Limit { limit, .. } => self.handle_limit(link, key, &limit, now),
+            Message::BufferSize { bytes, .. } => self.handle_buffer_size(key, bytes, now),
             Message::EndAck { .. } => self.handle_end_ack(key, now),
             Message::Cancel { cancel, .. } => Err(self.cancelled(link, key, &cancel)),
             Message::Resume { resume, .. } => self.handle_resume(link, key, &resume, now),
@@ -215,6 +216,17 @@ impl Shard {
             let lengths = &mut self.send_stalls.lengths;
             subpartition.stalls.handle_limit(hold, &arrival, &link.path(now), now, lengths);
         }
+        self.mark_changed(key);
+        self.activate(key, now);
+        Ok(())
+    }
+
+    /// The consumer's end says how many bytes it wants in the queue: its client hears of it, and segments are filled no
+    /// further.
+    fn handle_buffer_size(&mut self, key: SendKey, bytes: u32, now: Time) -> Result<(), Failure> {
+        let Some(partition) = self.partitions.get_mut(key.partition) else { return Ok(()) };
+        let Some((subpartition, _)) = partition.split(key.subpartition) else { return Ok(()) };
+        subpartition.handle_buffer_size(bytes);
         self.mark_changed(key);
         self.activate(key, now);
         Ok(())

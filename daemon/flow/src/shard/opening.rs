@@ -243,6 +243,7 @@ impl Shard {
         if let Some((link, _)) = gate.channel(key.channel).and_then(|channel| channel.channel) {
             self.notices.push_back(Notice::ChannelOpened(receiving_key(gate, key.channel, link)));
         }
+        self.tell_buffer_size(key);
         self.tell_limit(key, now);
         Ok(())
     }

@@ -82,6 +82,7 @@ impl Shard {
     fn finish_data(&mut self, key: ReceiveKey, header: &Header, now: Time) {
         let Some(gate) = self.gates.get_mut(key.gate) else { return };
         gate.finish_data(key.channel, header);
+        self.note_arrived(key.gate, header.length, now);
         self.tell_limit(key, now);
         self.gates.list(key.gate);
     }

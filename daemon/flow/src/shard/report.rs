@@ -3,6 +3,7 @@
 use alloc::vec;
 
 use super::Shard;
+use super::debloating::debloat_stats;
 use crate::ids::{LinkId, SubpartitionIndex, Time};
 use crate::link::Link;
 use crate::recv::channel::Channel;
@@ -38,8 +39,8 @@ impl Shard {
     }
 
     /// The pools of all gates.
-    pub fn gates(&self) -> impl Iterator<Item = GateStats> {
-        self.gates.table.iter().map(|(_, gate)| gate_stats(gate))
+    pub fn gates(&self, now: Time) -> impl Iterator<Item = GateStats> {
+        self.gates.table.iter().map(move |(_, gate)| gate_stats(gate, self.limits.segment_bytes, now))
     }
 
     /// All links.
@@ -87,6 +88,7 @@ impl Shard {
             credit: subpartition.credit(),
             backlog: subpartition.packing.backlog(),
             queued_bytes: subpartition.queued_bytes,
+            buffer_bytes: bound(subpartition.buffer_bytes),
             unacked_bytes: subpartition.unacked_bytes,
             acked_bytes: subpartition.acked_bytes,
             consumed_bytes: subpartition.consumed_bytes,
@@ -122,6 +124,7 @@ impl Shard {
             credit: ready,
             backlog: channel.backlog,
             queued_bytes: channel.pending_bytes,
+            buffer_bytes: bound(gate.buffer_bytes()),
             unacked_bytes: 0,
             acked_bytes: 0,
             consumed_bytes: 0,
@@ -189,7 +192,12 @@ impl Shard {
     }
 }
 
-fn gate_stats(gate: &Gate) -> GateStats {
+/// The largest number is no bound.
+fn bound(bytes: u32) -> Option<u32> {
+    (bytes != u32::MAX).then_some(bytes)
+}
+
+fn gate_stats(gate: &Gate, segment_bytes: u32, now: Time) -> GateStats {
     let (spec, channels) = (&gate.spec, gate.channels.len() as u32);
     let mut stats = GateStats {
         exchange: spec.exchange.clone(),
@@ -201,10 +209,12 @@ fn gate_stats(gate: &Gate) -> GateStats {
         exclusive_used: 0,
         floating: gate.pool.floating(),
         floating_used: 0,
+        floating_free: gate.pool.floating_free(),
         ready: 0,
         queued_bytes: 0,
         buffered_bytes: 0,
         consumed_bytes_total: 0,
+        debloat: debloat_stats(gate, segment_bytes, now),
     };
     for (index, channel) in (0..).zip(&gate.channels) {
         let used = gate.pool.used(index);

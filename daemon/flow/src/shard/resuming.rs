@@ -153,6 +153,8 @@ impl Shard {
             return Err(WireError::Unexpected { found, needed });
         }
         state.state = established;
+        let live = state.receiving.iter().filter(|entry| entry.state == IndexState::Live);
+        let live: Vec<ReceiveKey> = live.map(|entry| entry.key).collect();
         // The peer does not know the channels that are opened by what is sent again.
         let mut unknown: Vec<u32> = state
             .control
@@ -180,6 +182,7 @@ impl Shard {
                 state.limits.push_back(entry.key);
             }
         }
+        live.into_iter().for_each(|key| self.forget_told_size(key));
         self.notices.push_back(Notice::LinkResumed(link));
         self.links.list(link);
         Ok(())

@@ -66,6 +66,7 @@ impl Shard {
             Frame::Ping(_)
             | Frame::Pong(_)
             | Frame::Limit { .. }
+            | Frame::BufferSize { .. }
             | Frame::LinkResume
             | Frame::Resume { .. } => {}
             Frame::Slice { key, slice, .. } => self.commit_data(key, Some(&slice)),
@@ -137,6 +138,7 @@ impl Shard {
             }
             Frame::Limit { key, before } => self.revert_limit(link, key, before),
             Frame::Resume { key, before } => self.revert_resume(link, key, before, now),
+            Frame::BufferSize { key, before } => self.revert_size(key, before),
             Frame::Control | Frame::Ping(_) | Frame::Pong(_) | Frame::LinkResume => {
                 if let Some(state) = self.links.get_mut(link) {
                     revert_message(state, &planned.frame);
@@ -257,6 +259,7 @@ fn revert_message(link: &mut Link, frame: &Frame) {
         Frame::Pong(token) => link.pong = link.pong.or(Some(token)),
         Frame::LinkResume => link.is_resume_due = true,
         Frame::Limit { .. }
+        | Frame::BufferSize { .. }
         | Frame::Resume { .. }
         | Frame::Slice { .. }
         | Frame::Event { .. }

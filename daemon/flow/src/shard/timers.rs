@@ -1,4 +1,4 @@
-//! What happens by time alone: signs of life on links, and acknowledgements that waited for company.
+//! What happens by time alone: signs of life on links, acknowledgements that waited for company, periods of debloating.
 
 use super::{Notice, Shard};
 use crate::ids::{LinkId, Time};
@@ -9,10 +9,8 @@ impl Shard {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let limit = self.delayed.front().map(|(deadline, _)| (*deadline, "limit"));
-        match (limit, self.link_deadline) {
-            (Some(limit), Some(link)) => Some(if limit.0 <= link.0 { limit } else { link }),
-            (limit, link) => limit.or(link),
-        }
+        let debloat = self.debloats.front().map(|(deadline, _)| (*deadline, "debloat period"));
+        [limit, debloat, self.link_deadline].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
     /// Time passed. May be called early or late.
@@ -38,6 +36,7 @@ impl Shard {
             }
             links.list(link_id);
         }
+        self.end_debloat_periods(now);
         if self.link_deadline.is_some_and(|(deadline, _)| deadline <= now) {
             self.expire_links(now);
             self.look_at_links(now);

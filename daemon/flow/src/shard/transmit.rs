@@ -29,6 +29,7 @@ impl Shard {
         if plan_control(state, out, now) {
             self.plan_resumes(link, out, CONTROL_BATCH_BYTES, now);
             self.plan_limits(link, out, now);
+            self.plan_sizes(link, out, CONTROL_BATCH_BYTES);
             let Self { limits, partitions, links, send_stalls, .. } = self;
             let mut planner = Planner { limits, partitions, lengths: &mut send_stalls.lengths, now };
             planner.plan_priority(links, link, out);

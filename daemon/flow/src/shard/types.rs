@@ -6,6 +6,7 @@ use core::fmt;
 
 use bytes::Bytes;
 
+use crate::debloat::DebloatSpec;
 use crate::exchange::{Name, Shape};
 use crate::failure::Failure;
 use crate::ids::{
@@ -63,6 +64,8 @@ pub struct GateSpec {
     pub segments: u32,
     /// Exclusive segments of each channel; what is left over is floating.
     pub exclusive: u32,
+    /// How much data it wants in flight; none: as much as there is room for.
+    pub debloat: Option<DebloatSpec>,
 }
 
 /// A data link whose handshake is done.
@@ -180,6 +183,9 @@ pub struct SubpartitionView {
     pub queued_bytes: u64,
     /// Events that are queued, or sent and not acknowledged. An honest client keeps this below the event window.
     pub events_in_flight: u32,
+    /// Bytes that its consumer wants on their way to it at most; the largest number if it does not say. See
+    /// [`BufferBound`](crate::debloat::BufferBound) for what a client makes of it.
+    pub buffer_bytes: u32,
     /// Its consumer is lost: what is handed over for it goes nowhere. The partition goes on without it, or has failed.
     pub is_gone: bool,
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{
@@ -290,9 +291,23 @@ impl Consumer {
         shape: Shape,
         floating: u32,
     ) -> Self {
+        Self::wanting(node, at, exchange, index, shape, floating, None)
+    }
+
+    /// The same, with so much in flight as it wants.
+    pub fn wanting(
+        node: usize,
+        at: &mut Node,
+        exchange: &'static str,
+        index: u32,
+        shape: Shape,
+        floating: u32,
+        debloat: Option<DebloatSpec>,
+    ) -> Self {
         let producers = shape.producers;
         let channels = producers as usize;
         let spec = GateSpec {
+            debloat,
             exchange: exchange.parse().expect("a name"),
             consumer: ConsumerIndex(index),
             ..gate_spec(shape, index, producers * 2 + floating, 2)

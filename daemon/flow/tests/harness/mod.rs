@@ -59,7 +59,14 @@ pub fn partition_spec(shape: Shape, producer: u32, segments: u32) -> PartitionSp
 }
 
 pub fn gate_spec(shape: Shape, consumer: u32, segments: u32, exclusive: u32) -> GateSpec {
-    GateSpec { exchange: "x".parse().unwrap(), consumer: ConsumerIndex(consumer), shape, segments, exclusive }
+    GateSpec {
+        exchange: "x".parse().unwrap(),
+        consumer: ConsumerIndex(consumer),
+        shape,
+        segments,
+        exclusive,
+        debloat: None,
+    }
 }
 
 pub fn link_spec(peer: &str) -> LinkSpec {

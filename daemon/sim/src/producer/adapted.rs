@@ -88,7 +88,7 @@ impl Producer {
         self.pool.handle_sent(index, self.cells[subpartition].sent_segments);
         // One that has nothing takes any record: no other could do so better.
         let has_nothing = self.pool.held(index) == 0 && self.pool.is_available(index);
-        if self.fits(subpartition, bytes) || has_nothing {
+        if self.admits(subpartition) && (self.fits(subpartition, bytes) || has_nothing) {
             return Ok(Take::Now);
         }
         self.submit(subpartition, true, common)?;
@@ -98,7 +98,10 @@ impl Producer {
     /// Whether so many bytes can be written for a consumer now, to the last of them. Changes nothing.
     fn fits(&self, subpartition: usize, bytes: usize) -> bool {
         let index = SubpartitionIndex(subpartition as u32);
-        let left = self.builders[subpartition].map_or(0, |of| self.shape.segment_bytes - of.written);
+        if !self.admits(subpartition) {
+            return false;
+        }
+        let left = self.room_for(subpartition, bytes);
         let needed = bytes.saturating_sub(left as usize).div_ceil(self.shape.segment_bytes as usize) as u32;
         if needed <= 1 {
             return needed == 0 || self.pool.is_available(index);
@@ -114,6 +117,7 @@ impl Producer {
 
     /// Looks at all consumers.
     pub(super) fn look_adapted(&mut self, common: &mut Common) -> Result<(), String> {
+        self.hand_over_unadmitted(common)?;
         let views: Vec<_> = (0..self.cells.len()).map(|target| self.view(target, common)).collect();
         let Some(adapting) = &mut self.adapting else { return Ok(()) };
         let looked = adapting.look(&views, common);
@@ -131,7 +135,7 @@ impl Producer {
             // With a segment open there is room, and a record that does not fit into it closes it. If only credit and
             // quota counted, one segment each would do for all to wait for ever: the open segment at the receiver
             // gives credit when it is full.
-            is_full: builder.is_none() && cell.credit == 0 && self.pool.held(index) >= self.pool.spec().quota,
+            is_full: self.is_full(subpartition),
             is_gone: self.is_gone(subpartition, common),
         }
     }

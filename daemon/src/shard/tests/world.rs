@@ -306,7 +306,8 @@ impl World {
         let layout = GateLayout { segments, channels: shape.channels(ConsumerIndex(0)) };
         let (endpoint, rings) = GateEndpoint::create(&layout).expect("rings");
         let key = RingKey { attachment, ring: 0 };
-        let spec = GateSpec { exchange, consumer: ConsumerIndex(0), shape, segments, exclusive: 2 };
+        let spec =
+            GateSpec { exchange, consumer: ConsumerIndex(0), shape, segments, exclusive: 2, debloat: None };
         let bytes = region.bytes();
         self.b.mail(ToShard::AddGate { key, spec, endpoint, region });
         self.created[1] += 1;
