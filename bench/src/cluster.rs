@@ -53,12 +53,16 @@ pub struct ClusterOptions {
     pub retention: Option<u32>,
     /// `observe.probes`; the default if `None`.
     pub probes: Option<&'static str>,
+    /// Only the first daemon has it so; the other has no probes.
+    pub probes_at_one: bool,
     /// `memory.hugepages`; the default if `None`.
     pub hugepages: Option<&'static str>,
 }
 
 impl ClusterOptions {
-    fn config(&self) -> String {
+    /// The settings of the first daemon, number 0, or the second.
+    fn config(&self, own: usize) -> String {
+        let probes = if self.probes_at_one && own > 0 { Some("off") } else { self.probes };
         let mut text = String::from("[link]\n");
         for (key, value) in [("congestion", &self.congestion), ("grace", &self.grace)] {
             if let Some(value) = value {
@@ -68,8 +72,7 @@ impl ClusterOptions {
         if let Some(segments) = self.retention {
             text.push_str(&format!("[pool]\nretention = {segments}\n"));
         }
-        for (section, key, value) in
-            [("observe", "probes", self.probes), ("memory", "hugepages", self.hugepages)]
+        for (section, key, value) in [("observe", "probes", probes), ("memory", "hugepages", self.hugepages)]
         {
             if let Some(value) = value {
                 text.push_str(&format!("[{section}]\n{key} = \"{value}\"\n"));
@@ -118,7 +121,7 @@ impl Cluster {
         let log = File::create(self.log_path(name))
             .map_err(|error| format!("cannot write the log of {name}: {error}"))?;
         let config_path = self.directory.path().join(format!("{name}.toml"));
-        std::fs::write(&config_path, options.config())
+        std::fs::write(&config_path, options.config(own))
             .map_err(|error| format!("cannot write {}: {error}", config_path.display()))?;
         let child = Command::new(&self.program)
             .arg("daemon")

@@ -60,6 +60,15 @@ fn load(structure: *const c_void, member: Member) -> u64 {
     }
 }
 
+/// Whether any program has stored anything with the socket. It costs one load, where looking into a storage costs a call.
+/// `true` on a kernel that does not show it.
+#[inline(always)]
+pub fn may_be_watched(sock: *const c_void) -> bool {
+    // SAFETY: `OFFSETS` is a live static.
+    let offset = unsafe { read_volatile(&raw const (*offsets()).sk_bpf_storage.offset) };
+    offset == 0 || load_u64(sock, Member { offset, ..Member::default() }) != 0
+}
+
 /// A TCP socket.
 pub struct Connection {
     sock: *const c_void,

@@ -4,7 +4,7 @@
 //! processed, a send is about to be copied. The state that it finds has held since the probe before, so the whole
 //! interval is accounted to it: between events nothing changes, and no timer is needed.
 //!
-//! A socket is watched when user space has put a [`Watch`] into its storage. One that is not costs a lookup that fails.
+//! A socket is watched when user space has put a [`Watch`] into its storage. One that has no storage costs one load.
 //! The kernel holds the lock of the socket at each of these points, so that an account has one writer at a time.
 //!
 //! | file | holds |
@@ -30,7 +30,7 @@ use aya_ebpf::macros::{btf_map, btf_tracepoint, fentry};
 use aya_ebpf::programs::{BtfTracePointContext, FEntryContext};
 use weir_ebpf_abi::{Account, Offsets, SocketStall, Totals, Watch};
 
-use kernel::Connection;
+use kernel::{Connection, may_be_watched};
 
 /// `BPF_F_MMAPABLE`: user space reads it without a system call.
 const MAPPED: usize = 1 << 10;
@@ -71,6 +71,9 @@ static STALLS: RingBuf<SocketStall, STALLS_BYTES> = RingBuf::new();
 /// The account of a socket, if it is watched and its place is still its own.
 #[inline(always)]
 fn account_of(sock: *const c_void) -> Option<&'static mut Account> {
+    if !may_be_watched(sock) {
+        return None;
+    }
     let map = (&raw const WATCHES).cast_mut().cast::<c_void>();
     // SAFETY: the map is a socket storage, and `sock` a socket that the kernel handed to the program.
     let watch = unsafe { bpf_sk_storage_get(map, sock.cast_mut(), core::ptr::null_mut(), 0) }.cast::<Watch>();

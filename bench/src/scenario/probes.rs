@@ -83,30 +83,30 @@ fn transfer(settings: &Settings, probes: &'static str) -> Result<Window, String>
     Ok(window)
 }
 
-/// Round trips of one byte over a connection of this process, while no daemon has probes, and beside two that have.
+/// Round trips of one byte over a connection of this process, beside no daemon with probes, one, and two.
+///
+/// A machine has one daemon. Programs of two stand at the same hooks one behind the other, so the second shows what it
+/// costs that another one is there already.
 fn others(settings: &Settings) -> Result<Case, String> {
-    let (mut without, mut beside) = (Vec::new(), Vec::new());
+    let mut found = [const { Vec::new() }; 3];
     for round in 0..settings.rounds {
-        let alone = |found: &mut Vec<f64>| round_trip_ns().map(|ns| found.push(ns));
-        let watched = |found: &mut Vec<f64>| {
-            let _cluster = Cluster::start(&with(settings, "require"))?;
-            round_trip_ns().map(|ns| found.push(ns))
-        };
-        if round % 2 == 0 {
-            alone(&mut without)?;
-            watched(&mut beside)?;
-        } else {
-            watched(&mut beside)?;
-            alone(&mut without)?;
+        for step in 0..found.len() {
+            let daemons = (step + round as usize) % found.len();
+            let options = ClusterOptions { probes_at_one: daemons == 1, ..with(settings, "require") };
+            let _cluster = (daemons > 0).then(|| Cluster::start(&options)).transpose()?;
+            found[daemons].push(round_trip_ns()?);
         }
         eprintln!("probes: round {} of {}, sockets of others", round + 1, settings.rounds);
     }
     let mut case = Case::new("probes: a connection that is not Weir's, round trips of one byte");
-    let per_probe =
-        without.iter().zip(&beside).map(|(without, with)| (with - without) / PROBES_PER_ROUND_TRIP);
-    case.figure("cpu_nanoseconds_per_event", per_probe);
-    case.figure("cpu_nanoseconds_per_round_trip_without", without);
-    case.figure("cpu_nanoseconds_per_round_trip_beside_probes", beside);
+    let [none, one, two] = &found;
+    let per_event = |less: &[f64], more: &[f64]| -> Vec<f64> {
+        less.iter().zip(more).map(|(less, more)| (more - less) / PROBES_PER_ROUND_TRIP).collect()
+    };
+    case.figure("cpu_nanoseconds_per_event", per_event(none, one));
+    case.figure("cpu_nanoseconds_per_event_second_daemon", per_event(one, two));
+    case.figure("cpu_nanoseconds_per_round_trip_without", none.iter().copied());
+    case.figure("cpu_nanoseconds_per_round_trip_beside_probes", one.iter().copied());
     Ok(case)
 }
 

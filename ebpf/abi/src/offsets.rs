@@ -19,7 +19,8 @@ pub struct Member {
     pub reserved: u8,
 }
 
-/// Declares [`Offsets`] and the search for its members: `field: "structure"."member" of SIZES`.
+/// Declares [`Offsets`] and the search for its members: `field: "structure"."member" of SIZES`. One that a kernel may be
+/// without has 0 among its sizes, and is [`Member::default`] there.
 macro_rules! offsets {
     ($( $(#[doc = $doc:literal])* $field:ident: $structure:literal . $member:literal of [$($size:literal),*], )*) => {
         /// Where the members lie that the probes read.
@@ -43,7 +44,7 @@ macro_rules! offsets {
                 Ok(Self {
                     $( $field: {
                         let missing = Missing { structure: $structure, member: $member };
-                        let member = find($structure, $member).ok_or(missing)?;
+                        let member = find($structure, $member).unwrap_or_default();
                         if ![$($size),*].contains(&member.size) {
                             return Err(missing);
                         }
@@ -110,6 +111,8 @@ offsets! {
     sk_socket: "sock"."sk_socket" of [8],
     /// Flags of that, one of which says that a writer waits.
     socket_flags: "socket"."flags" of [8],
+    /// What programs have stored with a socket; null while nothing is. Where a kernel has it, it is not at offset 0.
+    sk_bpf_storage: "sock"."sk_bpf_storage" of [0, 8],
     /// What the protocol keeps in a segment.
     skb_cb: "sk_buff"."cb" of [1],
     /// Therein, the stream position of its first byte.
@@ -130,7 +133,7 @@ mod tests {
                 (
                     _,
                     "bytes_received" | "bytes_sent" | "bytes_retrans" | "tcp_clock_cache" | "sk_socket"
-                    | "flags",
+                    | "sk_bpf_storage" | "flags",
                 ) => 8,
                 (_, "cb" | "chrono_type") => 1,
                 _ => 4,
@@ -146,6 +149,10 @@ mod tests {
         let without =
             Offsets::resolve(|structure, name| (name != "srtt_us").then(|| member(structure, name)));
         assert_eq!(without, Err(Missing { structure: "tcp_sock", member: "srtt_us" }));
+        let without = Offsets::resolve(|structure, name| {
+            (name != "sk_bpf_storage").then(|| Member { offset: 8, ..member(structure, name) })
+        });
+        assert_eq!(without.map(|all| (all.sk_bpf_storage, all.sk_socket.offset)), Ok((Member::default(), 8)));
         let narrow = Offsets::resolve(|structure, name| {
             let size = if name == "snd_wnd" { 2 } else { member(structure, name).size };
             Some(Member { size, ..Member::default() })

@@ -138,6 +138,28 @@ fn a_kernel_without_a_member_or_a_tracepoint_is_told_by_the_name() {
 }
 
 #[test]
+fn on_a_kernel_that_does_not_show_a_socket_s_storage_nothing_is_lost() {
+    let Some(_) = probes("a kernel that does not show the storage of a socket") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let types = types_without(dir.path(), "sk_bpf_storage");
+    let observer = Observer::from_sources(&Sources { types: &types, ..Sources::own(1) });
+    let ObserverState::Probes { hooks, .. } = observer.state() else { panic!("{observer:?}") };
+    let whole = Observer::from_sources(&Sources::own(1));
+    let ObserverState::Probes { hooks: expected, .. } = whole.state() else { panic!("{whole:?}") };
+    let attached = |hooks: &[crate::observe::probes::hooks::HookState]| {
+        hooks.iter().map(|hook| hook.is_attached()).collect::<Vec<_>>()
+    };
+    assert_eq!(attached(&hooks), attached(&expected));
+    let (near, far) = pair();
+    let watch = observer.watch(far.as_fd());
+    exchange(&near, &far, 1_000);
+    exchange(&far, &near, 500);
+    let account = watch.account();
+    assert!(account.send_queue.max_bytes > Some(0), "{account:?}");
+    assert!(account.residence.as_ref().is_some_and(|residence| residence.total > Some(0)), "{account:?}");
+}
+
+#[test]
 fn without_the_tracepoint_of_sends_the_function_is_tried_and_what_is_lost_is_said() {
     let Some(_) = probes("the function behind the tracepoint") else { return };
     let dir = tempfile::tempdir().unwrap();
