@@ -245,8 +245,8 @@ settings! {
         /// loaded, else the sockets are sampled and their times marked as approximate, which `weir status` shows with the
         /// reason. `off`: sampled. `require`: without the hooks of segments, sends and reads the daemon does not start.
         [Bounds::OneOf(ProbesMode::NAMES), "word", Scope::Restart,
-            "CAP_BPF and CAP_PERFMON; 0.1 s at the start; some 100 ns per segment of a link, some 90 ns per segment of \
-             any other TCP socket of the machine; 4 KiB per link"]
+            "CAP_BPF and CAP_PERFMON; 0.1 s at the start; some 50 ns per segment, send and read of any TCP socket of the \
+             machine, some 100 to 150 ns of those of a link; 4 KiB per link"]
         probes: ProbesMode = ProbesMode::Auto,
     }
 }
