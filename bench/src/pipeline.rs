@@ -119,13 +119,13 @@ pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
     let board = Board::new(groups.len());
     for (worker, group) in groups.into_iter().enumerate() {
         let board = Arc::clone(&board);
-        let record = vec![0_u8; options.record_bytes];
+        let record_bytes = options.record_bytes;
         let (silent, keys) = (options.silent, Keys::of(&options));
         // The task is kept alive by every worker: dropped, it would end its cell.
         let task = task.clone();
         spawn_worker("producer", board, move |board| {
             let outcome =
-                if silent { hold(board, &group) } else { write(board, worker, group, record, keys) };
+                if silent { hold(board, &group) } else { write(board, worker, group, record_bytes, keys) };
             drop(task);
             outcome
         });
@@ -173,18 +173,19 @@ fn write(
     board: &Board,
     worker: usize,
     mut group: Vec<Partition>,
-    mut record: Vec<u8>,
+    record_bytes: usize,
     keys: Keys,
 ) -> Result<(), String> {
     let counter = board.counters.get(worker).ok_or("no counter")?;
     let (mut number, mut records) = (0_u64, 0_u64);
-    let length = record.len() as u64;
+    let length = record_bytes as u64;
     while !board.is_ending() {
         for partition in &mut group {
-            number = blast::fill(&mut record, number);
+            let first = number;
+            let write = |record: &mut [u8]| number = blast::fill(record, first);
             let emitted = match keys.of_record(records) {
-                None => partition.emit(&record),
-                Some(key) => partition.emit_keyed(&key, &record),
+                None => partition.emit_with(record_bytes, write),
+                Some(key) => partition.emit_keyed_with(&key, record_bytes, write),
             };
             emitted.map_err(|error| error.to_string())?;
         }

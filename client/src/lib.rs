@@ -160,6 +160,25 @@
 //! [`Partition::heavy_keys`] names such keys with their shares. [`PartitionOptions::salt`] spreads each key over several
 //! consumers, and says what the readers have to do then.
 //!
+//! # Records that are built while they are emitted
+//!
+//! [`Partition::emit`] copies a record into the segment that is open. [`Partition::emit_with`] lends the application the place
+//! instead: a record that is encoded there is written once.
+//!
+//! ```no_run
+//! # use weir_client::{Client, PartitionOptions, Strategy};
+//! # fn main() -> Result<(), weir_client::Error> {
+//! # let task = Client::connect("/run/weir")?.task("x")?;
+//! # let mut readings = task.partition("x", 0, 1, 1, Strategy::Forward, PartitionOptions::default())?;
+//! # let (sensor, value) = (1_u64, 2_u64);
+//! readings.emit_with(16, |record| {
+//!     record[..8].copy_from_slice(&sensor.to_le_bytes());
+//!     record[8..].copy_from_slice(&value.to_le_bytes());
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Waiting
 //!
 //! A producer waits when its consumers do not keep up, a consumer when nothing is there. Waiting is never an error, and has

@@ -4,6 +4,7 @@ mod asynchronous;
 mod custom;
 mod emit;
 mod heavy;
+mod in_place;
 mod losses;
 mod selection;
 mod waiting;
@@ -141,6 +142,8 @@ pub struct Partition {
     shape: Shape,
     producer: u32,
     record_bytes_max: u32,
+    /// Memory for records that [`Self::emit_with`] cannot have written in their place.
+    built: Vec<u8>,
     event_bytes_max: usize,
     waits: PartitionWaits,
     abandoned: u64,
@@ -300,6 +303,7 @@ impl Partition {
             shape,
             producer,
             record_bytes_max,
+            built: Vec::new(),
             event_bytes_max,
             waits,
             abandoned,

@@ -94,7 +94,7 @@ impl Partition {
     }
 
     #[inline]
-    fn emit_selected(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<(), Error> {
+    pub(super) fn emit_selected(&mut self, record: &[u8], key: Option<&[u8]>) -> Result<(), Error> {
         if let Selection::Adaptive(adaptive) = &mut self.selection {
             let chosen = adaptive.select(record, key);
             return self.emit_adaptively(chosen, record);
@@ -156,7 +156,11 @@ impl Partition {
 
     #[cold]
     #[inline(never)]
-    fn emit_slowly_blocked(&mut self, subpartition: u32, record: &[u8]) -> Result<Emitted<()>, Error> {
+    pub(super) fn emit_slowly_blocked(
+        &mut self,
+        subpartition: u32,
+        record: &[u8],
+    ) -> Result<Emitted<()>, Error> {
         block(self.emit_slowly(Caller::Thread, subpartition, record))
     }
 
@@ -178,11 +182,12 @@ impl Partition {
         if record.len() > self.record_bytes_max as usize {
             return Ok(false);
         }
-        let appended = self.shared.lock().append(subpartition, record)?;
+        let write = |place: &mut [u8]| place.copy_from_slice(record);
+        let appended = self.shared.lock().append(subpartition, record.len(), write)?;
         match appended {
-            Some(Flush::Nothing) => Ok(true),
-            Some(flush) => self.flush_record(subpartition, flush).map(|()| true),
-            None => Ok(false),
+            Ok(Flush::Nothing) => Ok(true),
+            Ok(flush) => self.flush_record(subpartition, flush).map(|()| true),
+            Err(_) => Ok(false),
         }
     }
 
@@ -190,22 +195,20 @@ impl Partition {
     #[inline]
     fn emit_adaptively(&mut self, chosen: Option<u32>, record: &[u8]) -> Result<(), Error> {
         if let Some(subpartition) = chosen
-            && record.len() <= self.record_bytes_max as usize
+            && self.append(subpartition, record)?
         {
-            let appended = self.shared.lock().append(subpartition, record)?;
-            if let Some(flush) = appended {
-                if flush != Flush::Nothing {
-                    self.flush_record(subpartition, flush)?;
-                }
-                return self.count_emitted(subpartition, record.len());
-            }
+            return self.count_emitted(subpartition, record.len());
         }
         self.emit_where_there_is_room_blocked(chosen, record)
     }
 
     #[cold]
     #[inline(never)]
-    fn emit_where_there_is_room_blocked(&mut self, chosen: Option<u32>, record: &[u8]) -> Result<(), Error> {
+    pub(super) fn emit_where_there_is_room_blocked(
+        &mut self,
+        chosen: Option<u32>,
+        record: &[u8],
+    ) -> Result<(), Error> {
         block(self.emit_where_there_is_room(Caller::Thread, chosen, record))
     }
 
@@ -368,8 +371,12 @@ impl Partition {
     }
 
     fn check_record(&self, record: &[u8]) -> Result<(), Error> {
+        self.check_length(record.len())
+    }
+
+    pub(super) fn check_length(&self, found: usize) -> Result<(), Error> {
         let max = self.record_bytes_max as usize;
-        if record.len() > max { Err(Error::RecordTooLarge { found: record.len(), max }) } else { Ok(()) }
+        if found > max { Err(Error::RecordTooLarge { found, max }) } else { Ok(()) }
     }
 
     /// A record that does not fit into the open segment.
@@ -400,7 +407,7 @@ impl Partition {
     /// Does what the buffer timeout asks for after a record.
     #[cold]
     #[inline(never)]
-    fn flush_record(&mut self, subpartition: u32, flush: Flush) -> Result<(), Error> {
+    pub(super) fn flush_record(&mut self, subpartition: u32, flush: Flush) -> Result<(), Error> {
         match flush {
             Flush::Nothing => {}
             Flush::At(due) => {

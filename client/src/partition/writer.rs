@@ -144,39 +144,44 @@ impl Writer {
         &mut self.parts.port
     }
 
-    /// Writes a record if all of it fits into the open segment: the path of nearly every record. Says when the
-    /// flusher is to come, if it was not to come before. `None`: it does not fit, or its consumer is gone, and nothing
-    /// was written.
+    /// Has `write` write a record of so many bytes if all of it fits into the open segment: the path of nearly every
+    /// record. Says when the flusher is to come, if it was not to come before. Gives `write` back if the record does not
+    /// fit, or its consumer is gone: nothing was written then. The same if `write` panics.
     #[inline]
-    pub(crate) fn append(&mut self, subpartition: u32, record: &[u8]) -> Result<Option<Flush>, Error> {
+    pub(crate) fn append<W: FnOnce(&mut [u8])>(
+        &mut self,
+        subpartition: u32,
+        record_bytes: usize,
+        write: W,
+    ) -> Result<Result<Flush, W>, Error> {
         if self.losses.is_some() && self.parts.port.is_gone(subpartition) {
-            return Ok(None);
+            return Ok(Err(write));
         }
-        let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(None) };
-        let frame = self.overhead + record.len();
+        let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(Err(write)) };
         let left = (self.parts.segment_bytes - builder.written) as usize;
-        if frame > left {
-            return Ok(None);
+        if record_bytes > left || self.overhead + record_bytes > left {
+            return Ok(Err(write));
         }
+        let frame = self.overhead + record_bytes;
         let start = builder.base + u64::from(builder.written);
-        let prefix = (record.len() as u32).to_le_bytes();
-        let mut fits = self.parts.mapping.write(start, &prefix);
-        fits &= self.parts.mapping.write(start + PREFIX_BYTES as u64, record);
-        if self.overhead > PREFIX_BYTES {
-            let behind = start + (frame - CHECKSUM_BYTES) as u64;
-            fits &= self.parts.mapping.write(behind, &crc32c(record).to_le_bytes());
-        }
-        if !fits {
+        let Some(place) = self.parts.mapping.slice_mut(start, frame) else { return Err(outside()) };
+        let Some((prefix, behind)) = place.split_first_chunk_mut::<PREFIX_BYTES>() else {
             return Err(outside());
-        }
+        };
+        let (record, checksum) = behind.split_at_mut(record_bytes);
+        write(record);
         // Less than a segment, which is a u32.
+        *prefix = (record_bytes as u32).to_le_bytes();
+        if let Some(checksum) = checksum.first_chunk_mut::<CHECKSUM_BYTES>() {
+            *checksum = crc32c(record).to_le_bytes();
+        }
         builder.written += frame as u32;
         builder.records += 1;
         if frame == left {
             self.close(subpartition)?;
-            return Ok(Some(Flush::Nothing));
+            return Ok(Ok(Flush::Nothing));
         }
-        Ok(Some(self.parts.clock.handle_written(clock::now)))
+        Ok(Ok(self.parts.clock.handle_written(clock::now)))
     }
 
     /// Writes as much of a record as there are segments for.

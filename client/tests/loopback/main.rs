@@ -8,6 +8,7 @@ mod events;
 mod examples;
 mod failures;
 mod flushing;
+mod in_place;
 mod pipelines;
 mod reattach;
 mod records;

@@ -52,20 +52,28 @@ impl SendMapping {
         self.mapping.len() == 0
     }
 
+    /// The `count` bytes from `offset` on, to be written; `None` if they are not all in the region. Bytes of a slice that
+    /// was submitted must not be written again before the segment is returned: the kernel may be sending them.
+    #[inline]
+    #[must_use]
+    pub fn slice_mut(&mut self, offset: u64, count: usize) -> Option<&mut [u8]> {
+        let start = start(&self.mapping, offset, count)?;
+        // SAFETY: `start + count` is at most the mapping's length, so the bytes are mapped and writable for as long as
+        // `self` is borrowed; the region is sealed against shrinking. This mapping is the only one of this process, and
+        // what it holds goes out by `self` alone, so nothing here has another reference to them. The daemon never touches a
+        // send region in user space; the kernel may read it at any time, which can at worst send bytes that the client was
+        // told not to change.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_mut_ptr().add(start), count) })
+    }
+
     /// Copies `bytes` to `offset` of the region. `false`: they do not fit in, and nothing was written. Bytes of a
     /// slice that was submitted must not be written again before the segment is returned: the kernel may be
     /// sending them.
     #[inline]
     #[must_use]
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> bool {
-        let Some(start) = start(&self.mapping, offset, bytes.len()) else { return false };
-        // SAFETY: `start + bytes.len()` is at most the mapping's length, so the target is mapped and writable; the
-        // region is sealed against shrinking. `bytes` cannot overlap it, since nothing hands out a reference into
-        // this mapping. The daemon never touches a send region in user space; the kernel may read it at any time,
-        // which can at worst send bytes that the client was told not to change.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping.as_mut_ptr().add(start), bytes.len())
-        };
+        let Some(place) = self.slice_mut(offset, bytes.len()) else { return false };
+        place.copy_from_slice(bytes);
         true
     }
 }
