@@ -78,8 +78,8 @@ pub struct ChannelStats {
     /// Its send stalls, of all causes; none at the receiving end. Time without credit is here too, divided among those
     /// for whom it was missing.
     pub stalls: Stalls,
-    /// Of some wait for credit it is not known, or not exactly, how long the Limit that ended it lay in the socket: what is
-    /// not known counts for the consumer.
+    /// Of more than a hundredth of the time without credit it is not known, or not exactly, how long the Limit that ended
+    /// the wait lay in the socket: what is not known counts for the consumer.
     pub is_stall_approximate: bool,
     /// Emit stalls of the producer's client at this subpartition; none with `broadcast`, where they belong to the
     /// partition, and none at the receiving end.

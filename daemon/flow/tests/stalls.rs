@@ -190,6 +190,27 @@ fn an_age_holds_for_the_bytes_that_follow_it() {
     assert!(stats(&lone).is_stall_approximate);
 }
 
+/// A short wait of which it is not known is soon a part too small to speak of.
+#[test]
+fn a_hundredth_of_a_wait_may_be_inexact() {
+    let (mut lone, partition) = producer(0);
+    let wait = |lone: &mut Lone, number: u32, ns: u64, age: Option<ReceiveAge>| {
+        lone.submit(partition, data(0, number, 0, 4 * KIB, true));
+        lone.frames();
+        pass(lone, ns);
+        if let Some(age) = age {
+            lone.shard.handle_receive_age(lone.link, age);
+        }
+        lone.grant(0, u64::from(number) + 1, u64::from(number));
+        assert!(plan(lone));
+        stats(lone).is_stall_approximate
+    };
+    assert!(wait(&mut lone, 0, 1_000, None));
+    assert!(wait(&mut lone, 1, 98_000, Some(ReceiveAge::Exactly(0))), "1,000 of 99,000");
+    assert!(!wait(&mut lone, 2, 1_000, Some(ReceiveAge::Exactly(0))), "1,000 of 100,000");
+    assert!(wait(&mut lone, 3, 1_000, Some(ReceiveAge::AtLeast(0))), "2,000 of 101,000");
+}
+
 /// What the consumer's node says as the age of its Limit is how long the room in it was not told; a give-back that made no
 /// room has no part in it.
 #[test]

@@ -41,11 +41,15 @@ use crate::exit::{Exit, Problem};
 
 /// Moves records between processes on two nodes under credit-based flow control.
 #[derive(Debug, Parser)]
-#[command(name = "weir", version, about, disable_help_subcommand = true)]
+#[command(name = "weir", version, about, after_help = EXIT_CODES, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
 }
+
+/// Those of [`Exit`], in the order of their numbers.
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but something is degraded, 4 no daemon answers, \
+                          78 the configuration is wrong.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {

@@ -53,13 +53,15 @@ impl Node {
         }
         let socket = match for_shard(stream) {
             Ok(socket) => socket,
-            Err(error) => return tracing::warn!(?key, %error, "a data link could not be handed to its shard"),
+            Err(error) => {
+                return tracing::warn!(link = %key, %error, "a data link could not be handed to its shard");
+            }
         };
         let name = SocketName { link, resumes };
         let arrival = self.arrival(name, socket, peer.epoch, peer.grace);
         let outcome = self.links.handle_accepted(key.clone(), arrival, &mut self.steps);
         if let Err(Refusal { socket, reason }) = outcome {
-            tracing::info!(?key, reason, "a peer cannot go on with a data link");
+            tracing::info!(link = %key, reason, "a peer cannot go on with a data link");
             self.turn_away(socket, reason);
         }
     }
@@ -251,13 +253,13 @@ impl Node {
 
     /// A shard says that a link has lost its socket.
     pub(super) fn handle_link_lost(&mut self, key: &LinkKey, reason: &str) {
-        tracing::info!(?key, reason, "a data link has lost its socket");
+        tracing::info!(link = %key, reason, "a data link has lost its socket");
         self.links.handle_lost(key, self.started.elapsed(), &mut self.steps);
     }
 
     /// A shard says that a link is over, and whether its other end cannot know that.
     pub(super) fn handle_link_closed(&mut self, key: &LinkKey, reason: &str, is_unsaid: bool) {
-        tracing::info!(?key, reason, "data link closed");
+        tracing::info!(link = %key, reason, "data link closed");
         self.links.handle_closed(key, reason, is_unsaid, &mut self.steps);
     }
 }

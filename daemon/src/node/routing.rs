@@ -58,13 +58,13 @@ impl Node {
             Step::Dial { route, socket } => self.dial_route(route, socket),
             Step::DialLater { route, socket, wait } => self.dial_later(route, socket, wait),
             Step::Add { key, socket, peer_grace } => {
-                tracing::info!(?key, "data link up");
+                tracing::info!(link = %key, "data link up");
                 let early = Vec::new();
                 self.mail(key.local_shard, ToShard::AddLink { key, socket, early, peer_grace });
             }
             Step::Suspend { key } => self.mail(key.local_shard, ToShard::SuspendLink { key }),
             Step::Resume { key, socket } => {
-                tracing::info!(?key, "data link has another socket");
+                tracing::info!(link = %key, "data link has another socket");
                 self.mail(key.local_shard, ToShard::ResumeLink { key, socket });
             }
             Step::Tell { route, socket, reason } => self.tell_over(route, socket, reason),
@@ -121,7 +121,7 @@ impl Node {
     /// A partition has failed. Its client has been told by its shard.
     pub(super) fn handle_ring_failed(&mut self, key: RingKey, failure: &Failure) {
         let Some(state) = self.attachments.ring_mut(key) else { return };
-        tracing::warn!(?key, place = ?state.place, %failure, "failed");
+        tracing::warn!(ring = %key, place = ?state.place, %failure, "failed");
         self.leave_place(key);
     }
 

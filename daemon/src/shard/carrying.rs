@@ -143,7 +143,7 @@ impl<R: Ring> ShardLoop<R> {
         self.lists.lost.retain(|lost| *lost != id);
         if let Some(link) = self.links.get(id) {
             let reason = link.lost_reason();
-            tracing::debug!(shard = self.options.shard, link = ?link.key, reason, "link interrupted");
+            tracing::debug!(shard = self.options.shard, link = %link.key, reason, "link interrupted");
             self.tell(ToNode::LinkLost { key: link.key.clone(), reason });
         }
     }

@@ -8,6 +8,7 @@
 //! [`ToShard::AddLink`] brought.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -43,6 +44,12 @@ pub struct RingKey {
     pub ring: u32,
 }
 
+impl fmt::Display for RingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ring {} of attachment {}", self.ring, self.attachment.0)
+    }
+}
+
 /// Names the data link between one shard here and one shard of a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
@@ -54,6 +61,14 @@ pub struct LinkKey {
     pub peer_shard: u16,
     /// Whether this is the end that dialled. Only for a loopback link do both ends live on one node.
     pub dialled: bool,
+}
+
+impl fmt::Display for LinkKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, local_shard, peer_shard, dialled } = self;
+        let end = if *dialled { "dialled" } else { "accepted" };
+        write!(f, "shard {local_shard} to shard {peer_shard} of {peer}, {end}")
+    }
 }
 
 /// What the control thread tells a shard.

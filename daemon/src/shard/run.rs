@@ -201,8 +201,9 @@ impl<R: Ring> ShardLoop<R> {
             }
             Notice::LinkSuspended(link) => self.handle_suspended(link),
             Notice::LinkResumed(link) => {
-                let key = self.links.get(link).map(|link| &link.key);
-                tracing::info!(shard = self.options.shard, ?key, "link goes on over another socket");
+                if let Some(link) = self.links.get(link) {
+                    tracing::info!(shard = self.options.shard, link = %link.key, "link goes on over another socket");
+                }
             }
             Notice::LinkExpired(link) => self.handle_expired(link, now),
             Notice::LinkGoodbye(link) => {

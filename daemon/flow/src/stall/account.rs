@@ -61,6 +61,9 @@ struct Open {
     parts: [u64; CAUSES],
 }
 
+/// Time without credit of which 1 part may be inexact, so that the whole still counts as exact.
+const EXACT_PARTS: u64 = 100;
+
 /// The send stalls of one channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendStalls {
@@ -71,8 +74,8 @@ pub(crate) struct SendStalls {
     measured_ns: u64,
     /// Settled time without credit, whatever it went to.
     credit_ns: u64,
-    /// Of some credit that came it was not known, or not exactly, how long it lay in the socket.
-    is_approximate: bool,
+    /// Of that, what was ended by credit of which it was not known, or not exactly, how long it lay in the socket.
+    inexact_ns: u64,
 }
 
 impl SendStalls {
@@ -108,7 +111,9 @@ impl SendStalls {
             let ns = now.since_ns(open.settled);
             let parts = credit::split(ns, arrival);
             self.credit_ns = self.credit_ns.saturating_add(ns);
-            self.is_approximate |= !matches!(arrival.age, Some(ReceiveAge::Exactly(_)));
+            if !matches!(arrival.age, Some(ReceiveAge::Exactly(_))) {
+                self.inexact_ns = self.inexact_ns.saturating_add(ns);
+            }
             add(open, &mut self.ended.totals, &parts);
             (open.settled, open.sending_ns) = (now.max(open.settled), path.sending_ns);
         }
@@ -210,8 +215,10 @@ impl SendStalls {
         ChannelTimes { ns: totals.ns, held }
     }
 
+    /// Whether more than 1 part in [`EXACT_PARTS`] of the time without credit is divided by what is not known exactly. A
+    /// link's first Limit may have come before anything could watch its socket, and says nothing of those that follow.
     pub(crate) const fn is_approximate(&self) -> bool {
-        self.is_approximate
+        self.inexact_ns > self.credit_ns / EXACT_PARTS
     }
 
     fn open_at(&mut self, hold: Option<Hold>, path: &Path, now: Time) {
