@@ -138,7 +138,7 @@ fn what_is_wanted_follows_its_consumer_up_and_down() {
         while let Some(item) = gate.next().expect("no failure") {
             assert!(matches!(item, Item::Record(record) if record.len() == 1_000));
             if slow.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(10));
+                thread::sleep(Duration::from_millis(3));
             }
         }
     });
@@ -146,13 +146,13 @@ fn what_is_wanted_follows_its_consumer_up_and_down() {
         let row = gate(&pair.b, "x")?;
         row["debloat"]["wanted_bytes"].as_u64().filter(|bytes| is_so(*bytes))
     };
-    // At most 100 KB a second.
+    // At most 333 KB a second; what was granted before is consumed at that rate.
     for _ in 0..2 {
         is_slow.store(true, Ordering::Relaxed);
-        eventually("little is wanted", || wanted(&|bytes| bytes < 30_000));
-        eventually("little is in flight", || in_flight(&pair, "x").filter(|bytes| *bytes < 60_000));
+        eventually("little is wanted", || wanted(&|bytes| bytes < 100_000));
+        eventually("little is in flight", || in_flight(&pair, "x").filter(|bytes| *bytes < 130_000));
         is_slow.store(false, Ordering::Relaxed);
-        eventually("much is wanted", || wanted(&|bytes| bytes > 150_000));
+        eventually("much is wanted", || wanted(&|bytes| bytes > 300_000));
     }
     is_over.store(true, Ordering::Relaxed);
     producer.join().expect("the producer");
