@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weir_client::{Client, Gate, GateOptions, Item, Partition, Task};
+use weir_client::{Client, Debloat, DebloatOptions, Gate, GateOptions, Item, Partition, Task};
 
 use crate::app::{Board, Counter};
 use crate::blast;
@@ -92,6 +92,8 @@ pub struct ConsumerOptions {
     /// Length of each record, in bytes, if every byte is to be compared with what its producer wrote, and the longest
     /// pause between two records watched. Not for a layout in which a consumer has several producers.
     pub compared_bytes: Option<usize>,
+    /// Whether no more is kept in flight to them than they consume in a second.
+    pub debloated: bool,
 }
 
 /// How long a stopped worker sleeps between looks at its switch.
@@ -201,8 +203,9 @@ pub(crate) fn consume(options: ConsumerOptions) -> Result<Arc<Board>, String> {
     let consumers = options.layout.consumers();
     let board = Board::new(consumers as usize);
     for consumer in 0..consumers {
-        let gate_options =
-            GateOptions { producers: Some(options.layout.producers()), ..GateOptions::default() };
+        let debloat = if options.debloated { Debloat::On(DebloatOptions::default()) } else { Debloat::Off };
+        let producers = Some(options.layout.producers());
+        let gate_options = GateOptions { producers, debloat, ..GateOptions::default() };
         let gate = task
             .gate(&options.exchange, consumer, consumers, gate_options)
             .map_err(|error| format!("cannot make consumer {consumer}/{consumers}: {error}"))?;

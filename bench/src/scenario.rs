@@ -1,6 +1,7 @@
 //! The scenarios, one file each, and what they share: a window over running processes.
 
 pub mod control;
+pub mod debloat;
 pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
@@ -63,6 +64,8 @@ struct Workload {
     silent: bool,
     /// Compare every byte that is read, and watch the pauses between records.
     compared: bool,
+    /// Keep no more in flight to the consumers than they consume in a second.
+    debloated: bool,
 }
 
 impl Workload {
@@ -75,12 +78,14 @@ impl Workload {
             hot_key_percent: 0,
             silent: false,
             compared: false,
+            debloated: false,
         }
     }
 
     /// Starts its producers on one node and its consumers on another, and waits until the consumers have attached.
     fn start(self, from: &Node, to: &Node) -> Result<Stream, String> {
-        let Self { exchange, layout, record_bytes, choice, hot_key_percent, silent, compared } = self;
+        let Self { exchange, layout, record_bytes, choice, hot_key_percent, silent, compared, debloated } =
+            self;
         let producer = App::start(&Role::Producer(ProducerOptions {
             run_dir: from.run_dir.clone(),
             exchange: exchange.clone(),
@@ -95,6 +100,7 @@ impl Workload {
             exchange,
             layout,
             compared_bytes: compared.then_some(record_bytes),
+            debloated,
         }))?;
         consumer.report()?;
         Ok(Stream { producer, consumer })
@@ -198,6 +204,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "resume",
         about: "what retention costs; how long records stop when all sockets are killed (root, ss)",
         run: resume::run,
+    },
+    Scenario {
+        name: "debloat",
+        about: "what is in flight to a slow consumer with debloating and without, what it costs a fast one, how it follows",
+        run: debloat::run,
     },
     Scenario {
         name: "probes",

@@ -20,7 +20,7 @@ pub use self::item::{Event, Item, Next, RecordRef};
 use self::reader::{Found, Reader, ReaderParts};
 use crate::caller::{Caller, block};
 use crate::error::Error;
-use crate::options::GateOptions;
+use crate::options::{Debloat, DebloatOptions, GateOptions};
 use crate::session::{Session, Wanted, check_segment_bytes, take_descriptors, unexpected};
 use crate::times::TaskTimes;
 
@@ -66,8 +66,27 @@ impl GateRequest<'_> {
             producers: options.producers,
             strategy: options.strategy.map(|strategy| strategy.as_str().to_owned()),
             checksum: options.checksum,
-            options: message::GateOptions { exclusive: options.exclusive, floating: options.floating },
+            options: message::GateOptions {
+                exclusive: options.exclusive,
+                floating: options.floating,
+                debloat: debloat(&options.debloat),
+            },
         })
+    }
+}
+
+/// As the daemon is told.
+fn debloat(wanted: &Debloat) -> Option<message::DebloatOptions> {
+    match wanted {
+        Debloat::Configured => None,
+        Debloat::Off => Some(message::DebloatOptions::default()),
+        Debloat::On(DebloatOptions { target, bytes_min, bytes_max }) => Some(message::DebloatOptions {
+            enabled: true,
+            // More than 60 s are refused in any case.
+            target_ns: target.map(|target| u64::try_from(target.as_nanos()).unwrap_or(u64::MAX)),
+            bytes_min: *bytes_min,
+            bytes_max: *bytes_max,
+        }),
     }
 }
 

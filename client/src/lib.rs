@@ -261,7 +261,8 @@ pub use client::{Client, Task};
 pub use error::Error;
 pub use gate::{Event, Gate, Item, Next, RecordRef};
 pub use options::{
-    BufferTimeout, ConnectOptions, ConsumerDeath, GateOptions, PartitionOptions, RUN_DIR_DEFAULT,
+    BufferTimeout, ConnectOptions, ConsumerDeath, Debloat, DebloatOptions, GateOptions, PartitionOptions,
+    RUN_DIR_DEFAULT,
 };
 pub use partition::{
     ChannelSelector, Finished, HeavyKey, Lacking, Partition, PartitionWaits, Targets, Tried,

@@ -174,6 +174,38 @@ impl Default for PartitionOptions {
     }
 }
 
+/// Whether no more is kept in flight to a gate than its application consumes in a time, so that what it reads is not
+/// older than that.
+///
+/// In flight is what its producers have emitted and it has not given back: in their segments, in sockets, and in its own
+/// memory. Without it that is as much as there is room for, which a slow consumer takes long to read: a record that is
+/// emitted now waits behind all of it. The daemon measures what the application consumes while it has something to consume,
+/// grants its producers as much as that in the target, and tells their clients to emit no more. A record of any length
+/// passes all the same, and every channel always has one segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Debloat {
+    /// As the daemon is configured: off where nobody has changed `debloat.mode`.
+    #[default]
+    Configured,
+    /// It is not.
+    Off,
+    /// It is.
+    On(DebloatOptions),
+}
+
+/// What is wanted in flight for a gate. A number that is not given is the daemon's setting; one that is out of its bounds is
+/// refused when the gate is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DebloatOptions {
+    /// How old data may be when it is consumed: 1 ms to 60 s, by default 1 s.
+    pub target: Option<Duration>,
+    /// Least that is wanted in flight, in bytes, however slow the application is: by default 0.
+    pub bytes_min: Option<u64>,
+    /// Most that is wanted in flight, in bytes, however fast the application is; at least `bytes_min`, by default without
+    /// bound.
+    pub bytes_max: Option<u64>,
+}
+
 /// How a gate is made. The defaults do for most.
 ///
 /// Its memory is (`exclusive` x channels + `floating`) segments. A number that is not given is the daemon's setting; each
@@ -191,6 +223,8 @@ pub struct GateOptions {
     pub exclusive: Option<u32>,
     /// Segments that are lent to whichever channels have most to come: 0 to 65,536, by default 8.
     pub floating: Option<u32>,
+    /// Whether what is in flight to it is kept to a time.
+    pub debloat: Debloat,
     /// Most bytes of records that lie in more than one segment, which are put together in memory of this process: by
     /// default 64 MiB. A channel whose next record does not fit waits; one record may always exceed it.
     pub spanning_bytes_max: Option<u64>,

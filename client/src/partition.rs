@@ -103,8 +103,8 @@ impl flusher::Flush for Shared {
 pub struct PartitionWaits {
     /// For a segment of its pool, in nanoseconds.
     pub segment_ns: u64,
-    /// For a segment while its subpartition held as many as it may, in nanoseconds; with adaptive selection also while
-    /// those that had room had too much to do already.
+    /// For a segment while its subpartition held as many as it may, or had as much on its way as its consumer wants, in
+    /// nanoseconds; with adaptive selection also while those that had room had too much to do already.
     pub quota_ns: u64,
     /// For a place for an event, in nanoseconds.
     pub event_ns: u64,

@@ -29,7 +29,8 @@ pub use load::{DEFAULT_FILE, Override, load};
 pub use render::{default_file, effective_file, markdown};
 pub use setting::{Bounds, Scope, Section, Setting, sections};
 pub use value::{
-    HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode, ProbesMode, Span,
+    DebloatMode, HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode,
+    ProbesMode, Span,
 };
 
 use setting::settings;
@@ -74,6 +75,7 @@ settings! {
         memory: MemoryConfig,
         pool: PoolConfig,
         record: RecordConfig,
+        debloat: DebloatConfig,
         link: LinkConfig,
         shard: ShardConfig,
         io: IoConfig,
@@ -177,6 +179,37 @@ settings! {
         [Bounds::Span { min_ms: 0, max_ms: 7_200_000 }, "duration", Scope::Restart,
             "the channels of a dead peer fail this late, and hold their memory until then"]
         grace: Span = Span(Duration::from_secs(10)),
+    }
+}
+
+settings! {
+    /// Debloating of input gates: no more is kept in flight than their application consumes in a time, so that what it
+    /// reads is not older than that. An application may choose otherwise for each gate.
+    pub struct DebloatConfig {
+        /// Whether gates are debloated whose client does not say. A gate that is not has as much in flight as its
+        /// memory, and that of its producers, has room for.
+        [Bounds::OneOf(DebloatMode::NAMES), "word", Scope::Restart,
+            "a look at each gate that carries data, once in `debloat.period`; a consumer whose rate changes gets less than it \
+             could take for up to two seconds"]
+        mode: DebloatMode = DebloatMode::Off,
+        /// How old data may be when it is consumed. What is wanted in flight is what the application consumes in this
+        /// time, shared among the channels that carry data.
+        [Bounds::Span { min_ms: 1, max_ms: 60_000 }, "duration", Scope::Restart,
+            "shorter: less in flight, and less to go on with while a link or a producer pauses"]
+        target: Span = Span(Duration::from_secs(1)),
+        /// How often a gate looks at what its application consumes. Steps of its rate are believed after two to three of
+        /// these.
+        [Bounds::Span { min_ms: 10, max_ms: 10_000 }, "duration", Scope::Restart,
+            "longer: changes are followed later; shorter: chance looks like change"]
+        period: Span = Span(Duration::from_millis(200)),
+        /// Least that is wanted in flight for a gate, however slow its application is. Each channel has one segment all
+        /// the same.
+        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Restart, "that much in flight, also of a gate that stands still"]
+        bytes_min: u64 = 0,
+        /// Most that is wanted in flight for a gate, however fast its application is. 0: no bound but its memory.
+        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Restart,
+            "a bound below rate x round trip slows the gate down"]
+        bytes_max: u64 = 0,
     }
 }
 

@@ -39,7 +39,8 @@ impl Tried {
 pub enum Lacking {
     /// A segment of the partition's pool: all are in use.
     Segment,
-    /// A segment, while the consumer (with adaptive selection: every consumer) has as many open or queued as it may.
+    /// A segment, while the consumer (with adaptive selection: every consumer) has as many open or queued as it may, or as
+    /// many bytes are on their way to it as it wants ([`crate::GateOptions::debloat`]).
     Quota,
     /// A consumer that keeps up. With adaptive selection only: those that do have no room, and those that have room have
     /// more to do already than the others.

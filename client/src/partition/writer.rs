@@ -9,6 +9,7 @@
 //!
 //! What a dropped future has left in its middle is kept here ([`rest`]), and nothing that belongs behind it goes before.
 
+mod bound;
 mod rest;
 mod targets;
 
@@ -22,6 +23,7 @@ use weir_ipc::partition_port::PartitionPort;
 use weir_ipc::region::SendMapping;
 use weir_ipc::{IpcFault, Returned, Submission};
 
+use self::bound::Room;
 pub(crate) use self::rest::{Emission, Rest};
 use super::losses::Losses;
 use crate::clock;
@@ -32,7 +34,7 @@ use crate::error::Error;
 pub(crate) enum Lack {
     /// A segment of the pool.
     Segment,
-    /// A segment, and the subpartition holds as many as it may.
+    /// A segment, and the subpartition holds as many as it may, or as many bytes are on their way as its consumer wants.
     Quota,
     /// A place for another event of this subpartition.
     Event,
@@ -63,6 +65,11 @@ struct Builder {
     base: u64,
     /// Bytes written. All of the segment if none is open: there is no room then.
     written: u32,
+    /// Up to where records that fit whole are written without a look at the bound of what is on its way. As `written` if
+    /// no segment is open.
+    end: u32,
+    /// Bytes of all segments that were closed, ever.
+    closed_bytes: u64,
     /// Bytes submitted.
     submitted: u32,
     /// Records that ended since the last submission.
@@ -115,6 +122,8 @@ impl Writer {
             segment: None,
             base: 0,
             written: parts.segment_bytes,
+            end: parts.segment_bytes,
+            closed_bytes: 0,
             submitted: parts.segment_bytes,
             records: 0,
             events: 0,
@@ -158,7 +167,7 @@ impl Writer {
             return Ok(Err(write));
         }
         let Some(builder) = self.builders.get_mut(subpartition as usize) else { return Ok(Err(write)) };
-        let left = (self.parts.segment_bytes - builder.written) as usize;
+        let left = builder.end.saturating_sub(builder.written) as usize;
         if record_bytes > left || self.overhead + record_bytes > left {
             return Ok(Err(write));
         }
@@ -177,7 +186,7 @@ impl Writer {
         }
         builder.written += frame as u32;
         builder.records += 1;
-        if frame == left {
+        if builder.written == self.parts.segment_bytes {
             self.close(subpartition)?;
             return Ok(Ok(Flush::Nothing));
         }
@@ -207,6 +216,9 @@ impl Writer {
         subpartition: u32,
         emission: &mut Emission<'_>,
     ) -> Result<Result<Emitted<()>, Lack>, Error> {
+        if let Err(lack) = self.keep_to_bound(subpartition, emission)? {
+            return Ok(Err(lack));
+        }
         loop {
             if self.is_gone(subpartition)? {
                 return Ok(Ok(Emitted::Gone));
@@ -245,30 +257,35 @@ impl Writer {
         let Some(builder) = self.builders.get(subpartition as usize) else {
             return Err(Error::NoSuchSubpartition { found: subpartition, count: self.subpartitions() });
         };
-        let left = (self.parts.segment_bytes - builder.written) as usize;
+        let left = builder.end.saturating_sub(builder.written) as usize;
         if self.overhead + record_bytes <= left {
             return Ok(Emitted::Done(true));
         }
         self.look()?;
         self.see_sent(subpartition);
-        if self.may_open(subpartition) {
-            return Ok(Emitted::Done(true));
+        match self.room(subpartition, record_bytes) {
+            Room::There => return Ok(Emitted::Done(true)),
+            Room::AtBound => self.hand_over(subpartition)?,
+            Room::NoSegment => self.close(subpartition)?,
         }
-        self.close(subpartition)?;
         Ok(Emitted::Done(false))
     }
 
-    /// Whether every subpartition whose consumer is not gone has a segment open or could open one.
+    /// Whether every subpartition whose consumer is not gone has a segment open or could open one, and is below its bound.
     pub(crate) fn is_available(&mut self) -> Result<bool, Error> {
         self.look()?;
         for subpartition in 0..self.subpartitions() {
             let is_open =
                 self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some());
-            if is_open || self.is_gone(subpartition)? {
+            if self.is_gone(subpartition)? {
                 continue;
             }
+            if !self.is_admitted(subpartition) {
+                self.hand_over(subpartition)?;
+                return Ok(false);
+            }
             self.see_sent(subpartition);
-            if !self.may_open(subpartition) {
+            if !is_open && !self.may_open(subpartition) {
                 self.lacking = Some(subpartition);
                 return Ok(false);
             }
@@ -302,6 +319,7 @@ impl Writer {
             builder.written = 0;
             builder.submitted = 0;
         }
+        self.set_first_end(subpartition);
         Ok(Ok(()))
     }
 
@@ -354,9 +372,9 @@ impl Writer {
         let segment_bytes = self.parts.segment_bytes;
         match self.builders.get_mut(subpartition as usize) {
             // Opened a moment ago, and the daemon has never heard of it.
-            Some(Builder { segment: opened @ Some(_), written: written @ 0, submitted, .. }) => {
+            Some(Builder { segment: opened @ Some(_), written: written @ 0, submitted, end, .. }) => {
                 let segment = opened.take();
-                (*written, *submitted) = (segment_bytes, segment_bytes);
+                (*written, *submitted, *end) = (segment_bytes, segment_bytes, segment_bytes);
                 let freed = segment.map_or(Ok(()), |segment| self.parts.pool.handle_returned(segment));
                 freed.map_err(|error| Error::protocol(error.to_string()))
             }
@@ -409,6 +427,8 @@ impl Writer {
         }
         if last {
             builder.segment = None;
+            builder.closed_bytes += u64::from(builder.written);
+            builder.end = self.parts.segment_bytes;
             builder.written = self.parts.segment_bytes;
             builder.submitted = self.parts.segment_bytes;
         }

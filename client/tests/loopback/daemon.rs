@@ -51,6 +51,7 @@ impl Default for Settings {
 
 enum Command {
     Hold(bool, Sender<()>),
+    Bound { exchange: String, subpartition: u32, bytes: Option<u32> },
     FailPartition { exchange: String, code: u16, text: String },
     LoseConsumer { exchange: String, consumer: u32, consumed_bytes: u64 },
     FailChannel { exchange: String, channel: u32, code: u16, text: String },
@@ -119,6 +120,13 @@ impl Daemon {
         let (reply, answer) = mpsc::channel();
         self.tell(Command::Hold(is_held, reply));
         answer.recv().expect("the daemon runs");
+    }
+
+    /// The consumer of a subpartition wants so many bytes on their way at most; any when not given.
+    pub(crate) fn bound(&self, exchange: &str, subpartition: u32, bytes: Option<u32>) {
+        self.tell(Command::Bound { exchange: exchange.into(), subpartition, bytes });
+        // Whatever is asked next is asked behind it.
+        self.sessions();
     }
 
     pub(crate) fn fail_partition(&self, exchange: &str, code: u16, text: &str) {

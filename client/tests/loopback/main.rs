@@ -1,6 +1,7 @@
 //! The client against a daemon of this process: every call, every wait, every way to end.
 
 mod asynchronous;
+mod bound;
 mod broadcast;
 mod consumer_death;
 mod daemon;

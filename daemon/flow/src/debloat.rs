@@ -133,6 +133,21 @@ impl BufferBound {
         let room = self.bytes.saturating_sub(fill) as usize;
         self.bytes >= segment_bytes || fill == 0 || record_bytes <= room
     }
+
+    /// Up to where in the open segment, which has `fill` bytes, records that fit whole are written without asking again,
+    /// while so many bytes are outstanding: each of them is one that [`Self::admits`] and [`Self::appends`]. At least
+    /// `fill`; without a bound the whole segment.
+    #[must_use]
+    pub const fn fill_end(self, fill: u32, outstanding_bytes: u64, segment_bytes: u32) -> u32 {
+        if self.bytes == u32::MAX {
+            return segment_bytes;
+        }
+        let most = if self.bytes < segment_bytes { self.bytes } else { segment_bytes };
+        let room = (self.bytes as u64).saturating_sub(outstanding_bytes);
+        let end = fill as u64 + room;
+        let end = if end < most as u64 { end as u32 } else { most };
+        if end > fill { end } else { fill }
+    }
 }
 
 /// Which way something changed.
@@ -281,6 +296,12 @@ impl Debloat {
         self.way = Some(way);
         self.run = None;
         (self.wanted, self.mean) = (Some(to), to);
+    }
+
+    /// How old data may be when it is consumed, in nanoseconds.
+    #[must_use]
+    pub const fn target_ns(&self) -> u64 {
+        self.spec.target_ns
     }
 
     /// Bytes wanted in flight; none before anything was measured.

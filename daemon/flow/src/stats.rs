@@ -61,7 +61,7 @@ pub struct ChannelStats {
     pub unacked_bytes: u64,
     /// Bytes that are known to have arrived in the consumer's receive region; 0 at the receiving end.
     pub acked_bytes: u64,
-    /// Bytes that the consumer's application is known to have given back; 0 at the receiving end.
+    /// Bytes that the consumer's application gave back, as far as this end knows.
     pub consumed_bytes: u64,
     /// Receive segments granted and not opened; 0 at the sending end.
     pub receiver_ready: u32,
@@ -189,14 +189,13 @@ impl PartitionStats {
 /// What a gate with debloating wants in flight at one moment, and what it does about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebloatStats {
+    /// How old data may be when it is consumed, in nanoseconds.
+    pub target_ns: u64,
     /// Bytes wanted in flight; none before anything was measured.
     pub wanted_bytes: Option<u64>,
     /// Bytes that the application consumes in a second in which it has something to consume; none before it did.
     pub bytes_per_second: Option<u64>,
-    /// Bytes known to be in flight: what arrived and was not given back, and what the senders told that they have queued,
-    /// counted in segments as full as they are filled now. Off by up to a segment for each channel.
-    pub in_flight_bytes: u64,
-    /// How long it takes to consume them, in nanoseconds; none before anything was measured, or if nothing is consumed.
+    /// How long it takes to consume [`GateStats::in_flight_bytes`], in nanoseconds; none before anything was measured, or if nothing is consumed.
     pub in_flight_ns: Option<u64>,
     /// Receive segments that each channel may be granted or use; none if that is not held back.
     pub window: Option<u32>,
@@ -240,6 +239,9 @@ pub struct GateStats {
     pub buffered_bytes: u64,
     /// Bytes that the application gave back since the gate came.
     pub consumed_bytes_total: u64,
+    /// Bytes known to be in flight: what arrived and was not given back, and what the senders told that they have queued,
+    /// counted in segments as full as they are filled now. Off by up to a segment for each channel.
+    pub in_flight_bytes: u64,
     /// What debloating does; none if the gate does without.
     pub debloat: Option<DebloatStats>,
 }

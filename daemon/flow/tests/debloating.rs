@@ -157,7 +157,7 @@ fn held_segments_follow_the_throughput() {
     let pool = lone.shard.gates(lone.now).next().unwrap();
     assert_eq!((pool.floating_used, pool.exclusive_used, pool.ready), (0, 1, 0));
     // What is in flight lasts for what it takes to consume it: a segment here, and a backlog of 20 half ones.
-    assert_eq!(stats.in_flight_bytes, SEGMENT + 20 * SEGMENT / 2);
+    assert_eq!(pool.in_flight_bytes, SEGMENT + 20 * SEGMENT / 2);
     assert_eq!(stats.in_flight_ns, Some(11 * 100 * MS));
     // And up again.
     feed.run(&mut lone, gate, MS, 300);
@@ -430,6 +430,13 @@ fn a_bound_is_for_records_that_are_not_begun() {
     let queue = BufferBound::new(3 * SEGMENT_BYTES);
     assert!(queue.appends(4_000, 50_000, SEGMENT_BYTES), "segments are filled as ever");
     assert!(!queue.admits(3 * SEGMENT));
+    let within = |bound: BufferBound, fill, outstanding| bound.fill_end(fill, outstanding, SEGMENT_BYTES);
+    assert_eq!((within(bound, 0, 0), within(bound, 400, 400)), (1_000, 1_000), "no further than the bound");
+    assert_eq!((within(bound, 0, 900), within(bound, 400, 900)), (100, 500), "what is outstanding counts");
+    assert_eq!((within(bound, 2_000, 0), within(bound, 400, u64::MAX)), (2_000, 400), "never below the fill");
+    assert_eq!(within(queue, 4_000, 4_000), SEGMENT_BYTES, "no further than the segment");
+    assert_eq!(within(queue, 4_000, 3 * SEGMENT - 1), 4_001);
+    assert_eq!(within(BufferBound::NONE, 0, u64::MAX), SEGMENT_BYTES);
     assert!(BufferBound::NONE.admits(u64::MAX) && BufferBound::NONE.appends(1, usize::MAX, SEGMENT_BYTES));
 }
 

@@ -24,7 +24,7 @@
 //! return ring            ← `Returned` entries;   capacity: power of two >= segments + 2
 //! failure           576  ← word 0: bytes of the text, then the text; valid once a `Failed` entry was taken
 //! subpartition cells     ← 64 each: credit, sent segments, acked bytes, consumed bytes, events done,
-//!                          not 0 = its consumer is gone, 2 spare
+//!                          not 0 = its consumer is gone, bound of bytes on their way (0 = none), 1 spare
 //! wait cell         128  → sequence, what is waited for (kind | subpartition << 32), since (ns), last subpartition;
 //!                          time (ns) and number of waits for the pool, for any, for the ring; 6 spare (`wait_cell`)
 //! wait cells             → 32 for each subpartition: time and number of waits at its quota, at its event window

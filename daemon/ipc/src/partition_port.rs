@@ -38,7 +38,13 @@ const CELL_WORDS: usize = SUBPARTITION_CELL_BYTES / 8;
 /// Word of a cell that says whether the consumer is gone.
 const GONE_WORD: usize = 5;
 
-/// What the daemon says about one subpartition. All but `credit` only grow.
+/// Word of a cell that bounds what is on its way to the consumer.
+const BOUND_WORD: usize = 6;
+
+/// What it holds without a bound, as in memory that nobody has written.
+const NO_BOUND: u64 = 0;
+
+/// What the daemon says about one subpartition. All but `credit` and `buffer_bytes` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubpartitionCell {
     /// Segments that its channel may still open at the receiver.
@@ -55,6 +61,9 @@ pub struct SubpartitionCell {
     /// Its consumer is gone and the partition goes on without it: what is submitted for it is dropped. Never taken
     /// back.
     pub is_gone: bool,
+    /// Bytes that its consumer wants on their way to it at most; none: there is no bound. See
+    /// `BufferBound` of weir-flow for what a client makes of it.
+    pub buffer_bytes: Option<u32>,
 }
 
 /// What the daemon publishes about one subpartition: a [`SubpartitionCell`] whose events are given as those in
@@ -73,6 +82,8 @@ pub struct SubpartitionUpdate {
     pub events_in_flight: u32,
     /// See [`SubpartitionCell::is_gone`].
     pub is_gone: bool,
+    /// See [`SubpartitionCell::buffer_bytes`]. 0 counts as 1.
+    pub buffer_bytes: Option<u32>,
 }
 
 /// The daemon's end.
@@ -185,6 +196,7 @@ impl PartitionEndpoint {
             update.consumed_bytes,
             done,
             update.is_gone.into(),
+            update.buffer_bytes.map_or(NO_BOUND, |bytes| bytes.max(1).into()),
         ];
         for (index, word) in words.into_iter().enumerate() {
             // Release: pairs with the Acquire loads in `PartitionPort::cell`. Each number stands alone.
@@ -345,6 +357,9 @@ impl PartitionPort {
             consumed_bytes: word(3),
             events_done: word(4),
             is_gone: word(GONE_WORD) != 0,
+            buffer_bytes: Some(word(BOUND_WORD))
+                .filter(|bytes| *bytes != NO_BOUND)
+                .map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX)),
         }
     }
 

@@ -11,6 +11,7 @@
 //! ([`region_watch`]).
 
 pub mod create;
+pub mod debloat;
 pub mod descriptors;
 pub mod listener;
 mod readiness;

@@ -12,7 +12,9 @@ use crate::exit::{Exit, Problem};
 ///
 /// A channel with a backlog and no credit waits for its consumer. `waited` is the time in which data
 /// waited for credit; `weir stalls` has all waits, with their causes.
-/// What only the other end of a channel knows is 0 here; ask the daemon there.
+/// What only the other end of a channel knows is 0 here; ask the daemon there. With --wide, `in_flight_bytes` is what was
+/// sent and not consumed, and `in_flight_seconds`, at the end of a consumer with debloating, how long it takes to consume
+/// what is in flight to it.
 ///
 /// Exit codes: 0 all are shown, 3 a shard does not answer and its channels are missing, 4 no daemon answers.
 #[derive(Args, Debug)]
@@ -75,6 +77,9 @@ const WIDE: &[Column] = &[
     ("backlog", Align::Right, |row| row.backlog.to_string()),
     ("queued_bytes", Align::Right, |row| row.queued_bytes.to_string()),
     ("unacked_bytes", Align::Right, |row| row.unacked_bytes.to_string()),
+    ("in_flight_bytes", Align::Right, |row| row.in_flight_bytes.to_string()),
+    ("in_flight_seconds", Align::Right, |row| known(row.in_flight_seconds.map(|it| format!("{it:.3}")))),
+    ("buffer_bytes", Align::Right, |row| known(row.buffer_bytes)),
     ("receiver_ready", Align::Right, |row| row.receiver_ready.to_string()),
     ("receiver_held", Align::Right, |row| row.receiver_held.to_string()),
     ("bytes_total", Align::Right, |row| row.bytes_total.to_string()),
@@ -83,6 +88,11 @@ const WIDE: &[Column] = &[
     ("state", Align::Left, |row| row.state.clone()),
     ("send_stalled_seconds_total", Align::Right, |row| format!("{:.3}", row.send_stalled_seconds_total)),
 ];
+
+/// What is not known, or not there, is a dash.
+fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
 
 fn side(row: &ChannelRow) -> String {
     match row.side {
@@ -127,7 +137,13 @@ mod tests {
     use crate::control::snapshot::SCHEMA_VERSION;
 
     fn report(channels: Vec<ChannelRow>, shards_missing: Vec<u16>) -> ChannelsReport {
-        ChannelsReport { schema_version: SCHEMA_VERSION, node: "a".into(), channels, shards_missing }
+        ChannelsReport {
+            schema_version: SCHEMA_VERSION,
+            node: "a".into(),
+            channels,
+            gates: Vec::new(),
+            shards_missing,
+        }
     }
 
     #[test]
@@ -162,6 +178,8 @@ mod tests {
         assert_eq!(cell_of("CONSUMER"), "2/4");
         assert_eq!(cell_of("BACKLOG"), "5");
         assert_eq!(cell_of("STATE"), "open");
+        assert_eq!((cell_of("IN_FLIGHT_BYTES"), cell_of("IN_FLIGHT_SECONDS")), ("1234567", "-"));
+        assert_eq!(cell_of("BUFFER_BYTES"), "65536");
         assert_eq!(cell_of("SEND_STALLED_SECONDS_TOTAL"), "1.250");
     }
 
@@ -181,6 +199,9 @@ mod tests {
             backlog: 5,
             queued_bytes: 163_840,
             unacked_bytes: 32_768,
+            in_flight_bytes: 1_234_567,
+            in_flight_seconds: None,
+            buffer_bytes: Some(65_536),
             receiver_ready: 0,
             receiver_held: 0,
             bytes_total: 1_000_000,

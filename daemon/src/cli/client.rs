@@ -5,7 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use weir_client::{BufferTimeout, Client, ConnectOptions, Error};
+use weir_client::{BufferTimeout, Client, ConnectOptions, Debloat, DebloatOptions, Error};
 use weir_flow::exchange::{Name, PARALLELISM_MAX};
 
 use crate::config::Span;
@@ -65,6 +65,21 @@ pub(super) fn buffer_timeout(text: &str) -> Result<BufferTimeout, String> {
     }
 }
 
+/// Reads whether a gate is debloated.
+pub(super) fn debloat(text: &str) -> Result<Debloat, String> {
+    const MAX: Duration = Duration::from_secs(60);
+    match (text, Span::from_str(text)) {
+        ("on", _) => Ok(Debloat::On(DebloatOptions::default())),
+        ("off", _) => Ok(Debloat::Off),
+        (_, Ok(span)) if !span.0.is_zero() && span.0 <= MAX => {
+            Ok(Debloat::On(DebloatOptions { target: Some(span.0), ..DebloatOptions::default() }))
+        }
+        _ => {
+            Err("a time from 1ms to 60s, on (the time that the daemon is configured with), or off".to_owned())
+        }
+    }
+}
+
 /// Reads how long to wait.
 pub(super) fn wait(text: &str) -> Result<Duration, String> {
     Span::from_str(text).map(|span| span.0).map_err(|_| Span::NEEDED.to_owned())
@@ -108,6 +123,18 @@ mod tests {
         assert_eq!(IndexOf::from_str("0/1").unwrap().to_string(), "0/1");
         for text in ["4/4", "0/0", "0/4097", "1", "/", "a/b", "-1/2", "0/1/2", "0 /1", ""] {
             assert!(IndexOf::from_str(text).is_err(), "{text} was taken");
+        }
+    }
+
+    #[test]
+    fn debloating_has_three_forms() {
+        assert_eq!(debloat("off"), Ok(Debloat::Off));
+        assert_eq!(debloat("on"), Ok(Debloat::On(DebloatOptions::default())));
+        let target = Some(Duration::from_millis(300));
+        let timed = Debloat::On(DebloatOptions { target, ..DebloatOptions::default() });
+        assert_eq!(debloat("300ms"), Ok(timed));
+        for text in ["", "0", "0ms", "61s", "2min", "yes", "300"] {
+            assert!(debloat(text).is_err(), "{text} was taken");
         }
     }
 

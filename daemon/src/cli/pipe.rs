@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use weir_client::{Client, Gate, GateOptions, Partition};
+use weir_client::{Client, Debloat, Gate, GateOptions, Partition};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -58,6 +58,10 @@ pub(super) struct PipeArgs {
     /// Name of the task that the daemon lists; all instances of a task have the same.
     #[arg(long, value_name = "NAME", default_value = "pipe", value_parser = client::exchange)]
     task: String,
+    /// Keep no more in flight to this consumer than it reads in this time, so that what the command reads is not older; on: in the
+    /// time that the daemon is configured with; off: as much as there is room for. Not given: as the daemon is configured.
+    #[arg(long, value_name = "TIME|on|off", value_parser = client::debloat)]
+    debloat: Option<Debloat>,
     /// How records are told apart: a line each, or each behind its length as a little-endian u32.
     #[arg(long, value_enum, default_value_t)]
     framing: Framing,
@@ -81,7 +85,9 @@ pub(super) fn run(arguments: &PipeArgs) -> Result<Exit, Problem> {
         .partition(&arguments.to, index, count, consumers, emit.strategy(), emit.options())
         .map_err(problem)?;
     let IndexOf { index, count } = arguments.consumer;
-    let gate = task.gate(&arguments.from, index, count, GateOptions::default()).map_err(problem)?;
+    let debloat = arguments.debloat.clone().unwrap_or_default();
+    let options = GateOptions { debloat, ..GateOptions::default() };
+    let gate = task.gate(&arguments.from, index, count, options).map_err(problem)?;
     let mut running = Running::start(arguments, gate)?;
     let emission = Emission {
         arguments: emit,

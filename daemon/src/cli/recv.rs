@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
-use weir_client::{Gate, GateOptions, Item, Next};
+use weir_client::{Debloat, Gate, GateOptions, Item, Next};
 
 use super::RunDirArgs;
 use super::client::{self, IndexOf};
@@ -42,6 +42,10 @@ pub(super) struct RecvArgs {
     /// Most records per second. Not given: as many as come.
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<u32>,
+    /// Keep no more in flight to this consumer than it reads in this time, so that what it writes is not older; on: in the
+    /// time that the daemon is configured with; off: as much as there is room for. Not given: as the daemon is configured.
+    #[arg(long, value_name = "TIME|on|off", value_parser = client::debloat)]
+    debloat: Option<Debloat>,
     /// How records are told apart: a line each, or each behind its length as a little-endian u32.
     #[arg(long, value_enum, default_value_t)]
     framing: Framing,
@@ -66,7 +70,8 @@ pub(super) fn run(arguments: &RecvArgs) -> Result<Exit, Problem> {
     let task = attached.task(&arguments.task).map_err(problem)?;
     watch_reader(&stdout.0);
     let IndexOf { index, count } = arguments.consumer;
-    let options = GateOptions { timeout: arguments.wait, ..GateOptions::default() };
+    let debloat = arguments.debloat.clone().unwrap_or_default();
+    let options = GateOptions { timeout: arguments.wait, debloat, ..GateOptions::default() };
     let mut gate = task.gate(&arguments.exchange, index, count, options).map_err(problem)?;
     let mut output = RecordOutput::new(stdout, arguments.framing);
     // A terminal that shows the records has no place for a progress line.

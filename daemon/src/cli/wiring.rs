@@ -43,6 +43,7 @@ pub(super) fn node_options(config: &Config, observer: Observer) -> Result<NodeOp
             .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
             .collect(),
         limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
+        debloat: config.debloat(),
         memory_bytes: config.memory_total_bytes(),
         hugepages: hugepages(config.memory.hugepages),
         attachments_max: config.limits.attachments_max,

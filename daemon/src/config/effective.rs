@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::Name;
 use weir_flow::limits::{Limits, LimitsError};
 
-use super::{Config, NodeName, SHARDS_MAX, Span};
+use super::{Config, DebloatMode, NodeName, SHARDS_MAX, Span};
+use crate::attach::debloat::DebloatDefaults;
 use crate::attach::run_dir::CONTROL_SOCKET;
 use crate::memory::cgroup::memory_limit;
 use crate::memory::system::ROOT;
@@ -69,7 +71,7 @@ impl Config {
     /// # Errors
     /// A number that the bounds of the settings allow and the core does not. None is known.
     pub fn limits(&self) -> Result<Limits, LimitsError> {
-        let Self { memory, pool, record, link, .. } = self;
+        let Self { memory, pool, record, link, debloat, .. } = self;
         Limits {
             exclusive: pool.exclusive,
             floating: pool.floating,
@@ -79,12 +81,25 @@ impl Config {
             record_bytes_max: record.bytes_max,
             // Kept by the clients, each for its own gates. One record may always be held, so that it is never less.
             spanning_bytes_max: record.spanning_bytes_max.max(record.bytes_max.into()),
+            debloat_period_ns: nanoseconds(debloat.period),
             ping_interval_ns: nanoseconds(link.heartbeat_interval),
             peer_timeout_ns: nanoseconds(link.heartbeat_timeout),
             link_grace_ns: nanoseconds(link.grace),
             ..Limits::new(memory.segment_bytes)?
         }
         .validated()
+    }
+
+    /// What gates do whose client does not say whether they are debloated.
+    #[must_use]
+    pub fn debloat(&self) -> DebloatDefaults {
+        let super::DebloatConfig { mode, target, bytes_min, bytes_max, .. } = self.debloat;
+        let spec = DebloatSpec {
+            target_ns: nanoseconds(target),
+            bytes_min,
+            bytes_max: if bytes_max == 0 { u64::MAX } else { bytes_max },
+        };
+        DebloatDefaults { is_on: mode == DebloatMode::On, spec }
     }
 
     /// Path of the socket that commands ask.
@@ -121,6 +136,16 @@ impl Config {
                 found: link.grace.to_string(),
                 needed: format!("0, or more than the timeout of {}", link.heartbeat_timeout),
                 fix: "link.grace, or link.heartbeat_timeout",
+            });
+        }
+        let DebloatSpec { bytes_min, bytes_max, .. } = self.debloat().spec;
+        if bytes_max < bytes_min {
+            return Some(Relation {
+                key: "debloat.bytes_max",
+                what: "debloat.bytes_max is less than debloat.bytes_min",
+                found: bytes_max.to_string(),
+                needed: format!("0, which is no bound, or at least {bytes_min}"),
+                fix: "debloat.bytes_max, or debloat.bytes_min",
             });
         }
         let node = self.node_name();

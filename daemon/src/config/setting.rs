@@ -8,8 +8,8 @@ use toml::Value;
 
 use super::value::{MemoryTotal, NodeName, PeerAddress, Span};
 use super::{
-    Config, IoConfig, LimitsConfig, LinkConfig, LogConfig, MemoryConfig, MetricsConfig, ObserveConfig,
-    PoolConfig, RecordConfig, ShardConfig,
+    Config, DebloatConfig, IoConfig, LimitsConfig, LinkConfig, LogConfig, MemoryConfig, MetricsConfig,
+    ObserveConfig, PoolConfig, RecordConfig, ShardConfig,
 };
 
 /// Longest `run_dir`, in bytes: with the longest socket name it must fit into the 107 bytes of a socket's path.
@@ -234,13 +234,14 @@ const PEERS_DOC: &[&str] = &[
 
 /// Every section, in the order of the file. The first has no name.
 #[must_use]
-pub const fn sections() -> [Section; 12] {
+pub const fn sections() -> [Section; 13] {
     [
         Section { name: "", doc: Config::DOC, settings: Config::SETTINGS },
         Section { name: "peers", doc: PEERS_DOC, settings: &[] },
         Section { name: "memory", doc: MemoryConfig::DOC, settings: MemoryConfig::SETTINGS },
         Section { name: "pool", doc: PoolConfig::DOC, settings: PoolConfig::SETTINGS },
         Section { name: "record", doc: RecordConfig::DOC, settings: RecordConfig::SETTINGS },
+        Section { name: "debloat", doc: DebloatConfig::DOC, settings: DebloatConfig::SETTINGS },
         Section { name: "link", doc: LinkConfig::DOC, settings: LinkConfig::SETTINGS },
         Section { name: "shard", doc: ShardConfig::DOC, settings: ShardConfig::SETTINGS },
         Section { name: "io", doc: IoConfig::DOC, settings: IoConfig::SETTINGS },

@@ -3,8 +3,11 @@
 use std::path::Path;
 
 use toml::Value;
+use weir_flow::debloat::DebloatSpec;
+use weir_flow::limits::Limits;
 
 use super::*;
+use crate::attach::debloat::DebloatDefaults;
 
 /// Loads a configuration from one file with this text, and `conf.d` files beside it.
 fn load_text(text: &str, extra: &[(&str, &str)]) -> Result<Config, ConfigError> {
@@ -72,6 +75,34 @@ fn the_budget_for_spanning_records_reaches_the_limits_and_holds_at_least_one_rec
 }
 
 #[test]
+fn debloating_is_off_and_what_is_set_reaches_gates_and_shards() {
+    let defaults = Config::default();
+    assert_eq!(defaults.debloat(), DebloatDefaults::default());
+    assert_eq!(defaults.limits().unwrap().debloat_period_ns, Limits::default().debloat_period_ns);
+    let config = load_text(
+        "[debloat]\nmode = 'on'\ntarget = '300ms'\nperiod = '50ms'\nbytes_min = 4096\nbytes_max = 1048576\n",
+        &[],
+    )
+    .unwrap();
+    let spec = DebloatSpec { target_ns: 300_000_000, bytes_min: 4_096, bytes_max: 1 << 20 };
+    assert_eq!(config.debloat(), DebloatDefaults { is_on: true, spec });
+    assert_eq!(config.limits().unwrap().debloat_period_ns, 50_000_000);
+    let (line, text) = message("[debloat]\nbytes_min = 10\nbytes_max = 9\n");
+    assert_eq!(line, 3, "{text}");
+    assert!(text.contains("found 9; needed 0, which is no bound, or at least 10"), "{text}");
+    for (text, needed) in [
+        ("mode = 'auto'", "needed one of \"on\", \"off\""),
+        ("target = '0ms'", "needed a duration from \"1ms\" to \"1min\""),
+        ("target = '61s'", "needed a duration from \"1ms\" to \"1min\""),
+        ("period = '1ms'", "needed a duration from \"10ms\" to \"10s\""),
+        ("bytes_min = -1", "needed a whole number from 0 to 1099511627776"),
+    ] {
+        let (_, told) = message(&format!("[debloat]\n{text}\n"));
+        assert!(told.contains(needed), "{text}: {told}");
+    }
+}
+
+#[test]
 fn an_unknown_key_names_its_line_and_the_nearest_key() {
     for (text, line, found, nearest) in [
         ("\n[memory]\ntotl = 5\n", 3, "memory.totl", "memory.total"),
@@ -136,7 +167,7 @@ fn a_wrong_value_names_its_line_what_was_found_and_what_is_needed() {
 
 #[test]
 fn the_core_takes_what_the_bounds_allow() {
-    assert_eq!(Config::default().limits().unwrap(), weir_flow::limits::Limits::default());
+    assert_eq!(Config::default().limits().unwrap(), Limits::default());
     for (segment, count) in [("4096", 1), ("1048576", 1024)] {
         let text = format!(
             "[memory]\nsegment_bytes = {segment}\n[pool]\nexclusive = {count}\nfloating = {}\nretention = {}\n\

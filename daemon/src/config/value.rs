@@ -112,6 +112,15 @@ words! {
     }
 }
 words! {
+    /// Whether gates keep what is in flight to them to a time.
+    DebloatMode {
+        /// Unless their client says otherwise.
+        On = "on",
+        /// Only those whose client says so.
+        Off = "off",
+    }
+}
+words! {
     /// Highest level of io_uring that is used.
     IoLevel {
         /// The best that the kernel has.

@@ -17,6 +17,7 @@
 
 pub mod bottleneck;
 pub mod client;
+pub mod gates;
 pub mod plan;
 mod routes;
 pub mod scrape;

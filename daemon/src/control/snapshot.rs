@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::bottleneck::BottleneckReport;
+use super::gates::GateRow;
 use super::plan::PlanReport;
 use super::sockets::SocketRow;
 use super::stalls::{StallsReport, WaitReport};
@@ -243,6 +244,9 @@ pub struct ChannelsReport {
     pub node: String,
     /// One row per channel end on this node, sorted by exchange, side, producer and consumer.
     pub channels: Vec<ChannelRow>,
+    /// One row per input gate on this node, sorted by exchange and consumer.
+    #[serde(default)]
+    pub gates: Vec<GateRow>,
     /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their channels are missing above.
     #[serde(default)]
     pub shards_missing: Vec<u16>,
@@ -290,6 +294,17 @@ pub struct ChannelRow {
     pub queued_bytes: u64,
     /// Data that was sent and is not acknowledged.
     pub unacked_bytes: u64,
+    /// Data that was handed to the daemon for this channel and that the consumer's application has not given back: wherever it
+    /// is (sending end), or what of it has arrived (receiving end).
+    #[serde(default)]
+    pub in_flight_bytes: u64,
+    /// How long the consumer's application takes to consume what is in flight to its gate, all channels together; `null`
+    /// at the sending end, for a gate that is not debloated, and as long as nothing is measured.
+    #[serde(default)]
+    pub in_flight_seconds: Option<f64>,
+    /// Bytes that the consumer wants on their way at most; `null` if it does not say.
+    #[serde(default)]
+    pub buffer_bytes: Option<u32>,
     /// Segments that the receiver granted and that are not opened.
     pub receiver_ready: u32,
     /// Segments that are open, filled or held by the application.

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use weir_flow::catalog::{GateKey, GateWants, Partition, PartitionKey};
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Name, Shape};
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{ConsumerIndex, ProducerIndex};
@@ -31,6 +32,7 @@ pub(super) struct WaitingGate {
     /// The request to be answered.
     request: u64,
     pools: Pools,
+    debloat: Option<DebloatSpec>,
 }
 
 impl Node {
@@ -118,6 +120,7 @@ impl Node {
             ..PoolOptions::default()
         };
         let pools = Pools::chosen(&options, &self.options.limits)?;
+        let debloat = self.options.debloat.chosen(wanted.options.debloat.as_ref())?;
         let wants = GateWants {
             consumers: wanted.consumers,
             producers: wanted.producers,
@@ -126,7 +129,7 @@ impl Node {
             checksum: wanted.checksum,
         };
         self.catalog.handle_gate(key.clone(), task, wants)?;
-        self.waiting_gates.insert(key.clone(), WaitingGate { ring, request, pools });
+        self.waiting_gates.insert(key.clone(), WaitingGate { ring, request, pools, debloat });
         self.attachments.insert_ring(ring, (request, wanted.task), Place::Gate(key), None);
         // Answered by `make_gate`, at once if the catalog knows the shape already.
         Err(Refusal::Later)
@@ -134,10 +137,10 @@ impl Node {
 
     /// The shape of a gate's exchange is known: its memory can be made.
     pub(super) fn make_gate(&mut self, key: &GateKey, shape: Shape) {
-        let Some(WaitingGate { ring, request, pools }) = self.waiting_gates.get(key).copied() else {
+        let Some(WaitingGate { ring, request, pools, debloat }) = self.waiting_gates.get(key).copied() else {
             return;
         };
-        let purpose = Purpose::Gate { key: key.clone(), shape };
+        let purpose = Purpose::Gate { key: key.clone(), shape, debloat };
         let making = RegionPlan::gate(self.memory_plan(), &pools, shape.channels(key.consumer))
             .map_err(Refusal::from)
             .and_then(|plan| self.begin_making(ring, request, pools, plan, purpose));
@@ -274,7 +277,7 @@ impl Node {
                     Ends::Gate(..) => None,
                 });
             }
-            Purpose::Gate { key: gate, shape } => {
+            Purpose::Gate { key: gate, shape, debloat } => {
                 self.waiting_gates.remove(&gate);
                 let spec = GateSpec {
                     exchange: gate.exchange.clone(),
@@ -282,7 +285,7 @@ impl Node {
                     shape,
                     segments: made.segments,
                     exclusive: making.pools.exclusive,
-                    debloat: None,
+                    debloat,
                 };
                 let body = ResponseBody::Gate {
                     ring: making.ring.ring,

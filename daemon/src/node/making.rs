@@ -17,6 +17,7 @@ use std::thread;
 
 use tokio::sync::mpsc;
 use weir_flow::catalog::{GateKey, PartitionKey};
+use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Name, Shape};
 use weir_flow::failure::Failure;
 use weir_flow::pool::budget::ReservationId;
@@ -55,7 +56,7 @@ pub(super) enum Purpose {
     /// A partition, which the catalog does not know before.
     Partition { key: PartitionKey, task: Name, shape: Shape, continue_without: bool },
     /// A gate, which the catalog knows.
-    Gate { key: GateKey, shape: Shape },
+    Gate { key: GateKey, shape: Shape, debloat: Option<DebloatSpec> },
 }
 
 /// How a region is made: [`RegionPlan::make`], outside tests.

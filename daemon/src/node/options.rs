@@ -8,6 +8,7 @@ use std::time::Duration;
 use weir_flow::exchange::Name;
 use weir_flow::limits::Limits;
 
+use crate::attach::debloat::DebloatDefaults;
 use crate::attach::run_dir::RunDirError;
 use crate::link::listen::ListenError;
 use crate::link::options::{LinkOptions, OptionError};
@@ -28,6 +29,8 @@ pub struct NodeOptions {
     pub peers: Vec<PeerAddress>,
     /// Sizes, windows and times; the defaults of pools are among them.
     pub limits: Limits,
+    /// What gates do whose client does not say whether they are debloated (`debloat.*`).
+    pub debloat: DebloatDefaults,
     /// Bytes of all regions together (`memory.total`).
     pub memory_bytes: u64,
     /// Whether regions are made of hugepages.

@@ -1,5 +1,6 @@
 //! What a node says about itself: gathered from the node and every shard, put into the form of the control socket.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use weir_flow::ids::LinkId;
 use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
+use crate::control::gates::GateRow;
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
     SHARD_ANSWER_TIMEOUT, ShardRow, StatusReport, Subsystem,
@@ -148,19 +150,29 @@ impl NodeReport {
 
     /// The answer to `GET /v1/channels`.
     pub(super) fn channels(&self) -> ChannelsReport {
-        let mut channels: Vec<ChannelRow> = self
-            .shards
-            .iter()
-            .flat_map(|shard| {
-                let clocks = Clocks::now(shard.at);
-                shard.channels.iter().map(move |channel| channel_row(shard.shard, channel, &clocks))
-            })
-            .collect();
+        let (mut channels, mut gates) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            let clocks = Clocks::now(shard.at);
+            let of_shard: Vec<GateRow> =
+                shard.gates.iter().map(|gate| GateRow::new(shard.shard, gate)).collect();
+            let seconds: BTreeMap<(&str, u32), f64> = of_shard
+                .iter()
+                .filter_map(|gate| Some(((&*gate.exchange, gate.consumer), gate.in_flight_seconds()?)))
+                .collect();
+            channels.extend(shard.channels.iter().map(|channel| {
+                let in_flight_seconds = (channel.side == Side::Receive)
+                    .then(|| seconds.get(&(channel.exchange.as_str(), channel.consumer.0)).copied())
+                    .flatten();
+                ChannelRow { in_flight_seconds, ..channel_row(shard.shard, channel, &clocks) }
+            }));
+            gates.extend(of_shard);
+        }
         channels.sort_by(|a, b| {
             (&a.exchange, a.side, a.producer, a.consumer).cmp(&(&b.exchange, b.side, b.producer, b.consumer))
         });
+        gates.sort_by(|a, b| (&a.exchange, a.consumer).cmp(&(&b.exchange, b.consumer)));
         let (node, shards_missing) = (self.facts.node.clone(), self.missing());
-        ChannelsReport { schema_version: SCHEMA_VERSION, node, channels, shards_missing }
+        ChannelsReport { schema_version: SCHEMA_VERSION, node, channels, gates, shards_missing }
     }
 
     /// The answer to `GET /v1/stalls`.
@@ -355,6 +367,15 @@ fn link_row(shard: &ShardSnapshot, link: &LinkStats) -> LinkRow {
     }
 }
 
+/// Bytes that were handed over and not given back: of those that this end knows of.
+fn in_flight_bytes(channel: &ChannelStats) -> u64 {
+    let known = match channel.side {
+        Side::Send => channel.queued_bytes + channel.unacked_bytes + channel.acked_bytes,
+        Side::Receive => channel.bytes_total,
+    };
+    known.saturating_sub(channel.consumed_bytes)
+}
+
 fn channel_row(shard: u16, channel: &ChannelStats, clocks: &Clocks) -> ChannelRow {
     let is_sending = channel.side == Side::Send;
     let waits = |stalls| is_sending.then(|| Box::new(WaitReport::new(stalls, clocks)));
@@ -376,6 +397,9 @@ fn channel_row(shard: u16, channel: &ChannelStats, clocks: &Clocks) -> ChannelRo
         backlog: channel.backlog,
         queued_bytes: channel.queued_bytes,
         unacked_bytes: channel.unacked_bytes,
+        in_flight_bytes: in_flight_bytes(channel),
+        in_flight_seconds: None,
+        buffer_bytes: channel.buffer_bytes,
         receiver_ready: channel.receiver_ready,
         receiver_held: channel.receiver_held,
         bytes_total: channel.bytes_total,
@@ -399,8 +423,6 @@ mod tests {
     use crate::memory::{HUGEPAGE_BYTES, planned_bytes};
     use crate::observe::probes::cause::Cause;
     use crate::observe::sockets::{Observer, SocketAccount};
-
-    use std::collections::BTreeMap;
 
     const PAGE: &str = include_str!("../../../docs/operations.md");
 

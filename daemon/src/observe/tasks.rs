@@ -499,6 +499,7 @@ mod tests {
             queued_bytes: 0,
             buffered_bytes: 0,
             consumed_bytes_total: 0,
+            in_flight_bytes: 0,
             debloat: None,
         };
         let mut windows = ChannelWindows::default();

@@ -103,6 +103,8 @@ impl<R: Ring> ShardLoop<R> {
                     consumed_bytes: view.consumed_bytes,
                     events_in_flight: view.events_in_flight,
                     is_gone: view.is_gone,
+                    // The largest number is no bound.
+                    buffer_bytes: (view.buffer_bytes != u32::MAX).then_some(view.buffer_bytes),
                 };
                 partition.endpoint.publish(subpartition.0, &update);
             }

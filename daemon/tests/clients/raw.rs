@@ -209,7 +209,7 @@ impl RawClient {
             producers: None,
             strategy: None,
             checksum: None,
-            options: GateOptions { exclusive: Some(2), floating: Some(4) },
+            options: GateOptions { exclusive: Some(2), floating: Some(4), debloat: None },
         };
         let (body, descriptors) = self.ask(RequestBody::CreateGate(wanted)).expect("an answer");
         let ResponseBody::Gate { ring, segments, channels, .. } = body else { return Err(body) };

@@ -165,6 +165,11 @@ impl Pair {
         Self::start_both(&[], "[memory]\nhugepages = \"off\"\n")
     }
 
+    /// With more than the defaults in the configuration of both.
+    pub(crate) fn start_configured(config: &str) -> Self {
+        Self::start_both(&[], config)
+    }
+
     fn start_both(extra: &[&str], config: &str) -> Self {
         let directory = TempDir::new().expect("a directory");
         for name in ["a.toml", "b.toml"] {

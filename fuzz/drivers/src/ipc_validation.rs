@@ -409,6 +409,7 @@ impl World {
                 consumed_bytes: number(input),
                 events_in_flight: number_32(input),
                 is_gone: number_32(input) & 1 == 1,
+                ..SubpartitionUpdate::default()
             };
             partition.publish(number_32(input), &update);
         }

@@ -43,6 +43,11 @@ impl<'a> Emission<'a> {
         }
     }
 
+    /// Whether nothing of it is written.
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(&self.source, Source::Record(record) if !record.is_begun())
+    }
+
     /// Bytes still to write.
     #[inline]
     pub(super) fn remaining(&self) -> usize {

@@ -5,6 +5,7 @@ use weir_flow::selector::adaptive::{Take, TargetView};
 use weir_ipc::partition_port::SubpartitionCell;
 use weir_ipc::wait_cell::WaitKind;
 
+use super::bound::Room;
 use super::{Emitted, Lack, Writer};
 use crate::error::Error;
 
@@ -24,7 +25,12 @@ impl Writer {
         // before it is full at the receiver, none of them would ever be.
         let is_open = self.builders.get(subpartition as usize).is_some_and(|of| of.segment.is_some());
         let is_at_quota = self.parts.pool.held(index) >= self.parts.pool.spec().quota;
-        let is_full = !is_open && cell.credit == 0 && is_at_quota;
+        let is_admitted = self.is_admitted(subpartition);
+        if !is_admitted && !is_gone {
+            // Left out, it is not asked before each record, which would do this.
+            self.hand_over(subpartition)?;
+        }
+        let is_full = cell.credit == 0 && (!is_open && is_at_quota || !is_admitted);
         let unsubmitted_bytes = self.builders.get(subpartition as usize).map_or(0, |builder| {
             // Without an open segment both say that it is full.
             u64::from(builder.written - builder.submitted)
@@ -49,10 +55,10 @@ impl Writer {
     /// Whether a record that can be begun can be finished. Begun in a subpartition that has no room for the rest it
     /// would make the producer wait for that one consumer. One that holds nothing takes any record: none could do so
     /// better.
-    fn could_finish(&self, subpartition: u32, record_bytes: usize) -> bool {
-        let Some(builder) = self.builders.get(subpartition as usize) else { return true };
-        let left = (self.parts.segment_bytes - builder.written) as usize;
-        let rest = (self.overhead + record_bytes).saturating_sub(left);
+    fn could_finish(&mut self, subpartition: u32, record_bytes: usize) -> bool {
+        let frame_bytes = self.overhead + record_bytes;
+        let left = self.left_for(subpartition, frame_bytes);
+        let rest = frame_bytes.saturating_sub(left);
         // At most the longest record, which is a u32, in segments.
         let needed = rest.div_ceil(self.parts.segment_bytes as usize) as u32;
         let (spec, held) = (self.parts.pool.spec(), self.parts.pool.held(SubpartitionIndex(subpartition)));
@@ -77,7 +83,7 @@ impl Writer {
         }
         let is_at_quota =
             self.parts.pool.held(SubpartitionIndex(subpartition)) >= self.parts.pool.spec().quota;
-        if is_at_quota { Lack::Quota } else { Lack::Segment }
+        if is_at_quota || !self.is_admitted(subpartition) { Lack::Quota } else { Lack::Segment }
     }
 
     /// Why not every subpartition has room, when it was found that one has none.
@@ -115,13 +121,17 @@ impl Writer {
         self.parts.port.end_wait(now.0);
     }
 
-    /// Whether any subpartition has a segment open or could open one.
+    /// Whether any subpartition that is below its bound has a segment open or could open one.
     pub(crate) fn is_any_available(&mut self) -> Result<bool, Error> {
         self.look()?;
         for subpartition in 0..self.subpartitions() {
             let is_open =
                 self.builders.get(subpartition as usize).is_some_and(|builder| builder.segment.is_some());
             if self.is_gone(subpartition)? {
+                continue;
+            }
+            if !self.is_admitted(subpartition) {
+                self.hand_over(subpartition)?;
                 continue;
             }
             self.see_sent(subpartition);
@@ -132,10 +142,11 @@ impl Writer {
         Ok(false)
     }
 
-    /// Whether a record of so many bytes can be begun now. Changes nothing.
+    /// Whether a record of so many bytes can be begun now. If it has to wait for the bound, what is open is handed over: who
+    /// goes by this may not emit to it before.
     pub(crate) fn has_room(&mut self, subpartition: u32, record_bytes: usize) -> bool {
         let Some(builder) = self.builders.get(subpartition as usize) else { return false };
-        let left = (self.parts.segment_bytes - builder.written) as usize;
+        let left = builder.end.saturating_sub(builder.written) as usize;
         if self.overhead + record_bytes <= left {
             return true;
         }
@@ -144,7 +155,12 @@ impl Writer {
             return false;
         }
         self.see_sent(subpartition);
-        self.may_open(subpartition)
+        let room = self.room(subpartition, record_bytes);
+        if room == Room::AtBound {
+            // As above.
+            let _ = self.hand_over(subpartition);
+        }
+        room == Room::There
     }
 
     /// Segments open or waiting to be sent.

@@ -105,6 +105,12 @@ impl PartitionSide {
         }
     }
 
+    /// Publishes what a consumer wants on its way at most.
+    pub(super) fn bound(&mut self, subpartition: usize, bytes: Option<u32>) {
+        self.updates[subpartition].buffer_bytes = bytes;
+        self.endpoint.publish(subpartition as u32, &self.updates[subpartition]);
+    }
+
     /// Goes on without a consumer, or fails if that was the last.
     pub(super) fn lose(&mut self, subpartition: usize, consumed_bytes: u64) {
         assert!(self.asked.continue_without, "a partition that was made so");

@@ -169,6 +169,13 @@ impl World {
                 let state = self.sessions.iter().find_map(|session| session.cells.read(cell).expect("valid"));
                 reply.send(state.map(|times| times.state)).expect("the test waits");
             }
+            Command::Bound { exchange, subpartition, bytes } => {
+                for partition in
+                    self.partitions_mut().filter(|partition| partition.asked.exchange == exchange)
+                {
+                    partition.bound(subpartition as usize, bytes);
+                }
+            }
             Command::FailPartition { exchange, code, text } => {
                 for partition in
                     self.partitions_mut().filter(|partition| partition.asked.exchange == exchange)

@@ -136,9 +136,9 @@ pub(super) fn debloat_stats(
     let state = gate.debloating.as_ref()?;
     let (rate, in_flight_bytes) = (state.core.rate(now), gate.in_flight_bytes(segment_bytes));
     Some(crate::stats::DebloatStats {
+        target_ns: state.core.target_ns(),
         wanted_bytes: state.core.wanted(),
         bytes_per_second: rate,
-        in_flight_bytes,
         in_flight_ns: rate
             .and_then(|rate| crate::stats::time_to_consume_ns(in_flight_bytes, rate, 1_000_000_000)),
         window: (state.share.window != u32::MAX).then_some(state.share.window),

@@ -127,7 +127,7 @@ impl Shard {
             buffer_bytes: bound(gate.buffer_bytes()),
             unacked_bytes: 0,
             acked_bytes: 0,
-            consumed_bytes: 0,
+            consumed_bytes: channel.consumed,
             receiver_ready: ready,
             receiver_held: gate.pool.used(index as u32),
             bytes_total: channel.counts.bytes,
@@ -214,6 +214,7 @@ fn gate_stats(gate: &Gate, segment_bytes: u32, now: Time) -> GateStats {
         queued_bytes: 0,
         buffered_bytes: 0,
         consumed_bytes_total: 0,
+        in_flight_bytes: gate.in_flight_bytes(segment_bytes),
         debloat: debloat_stats(gate, segment_bytes, now),
     };
     for (index, channel) in (0..).zip(&gate.channels) {

@@ -134,7 +134,7 @@ pub struct PartitionOptions {
     pub retention: Option<u32>,
 }
 
-/// Sizes of a gate's pool; what is not given is the daemon's configuration.
+/// Sizes of a gate's pool, and what is wanted in flight; what is not given is the daemon's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GateOptions {
@@ -142,6 +142,22 @@ pub struct GateOptions {
     pub exclusive: Option<u32>,
     /// Floating segments.
     pub floating: Option<u32>,
+    /// Whether what is in flight to the gate is kept to a time.
+    pub debloat: Option<DebloatOptions>,
+}
+
+/// How a gate keeps what is in flight to it to a time; what is not given is the daemon's configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DebloatOptions {
+    /// Whether it does. If not, the rest says nothing.
+    pub enabled: bool,
+    /// How old data may be when it is consumed, in nanoseconds.
+    pub target_ns: Option<u64>,
+    /// Least that is wanted in flight for the gate, in bytes.
+    pub bytes_min: Option<u64>,
+    /// Most that is wanted in flight for it, in bytes.
+    pub bytes_max: Option<u64>,
 }
 
 /// The daemon's answer, or, with id 0, news.

@@ -142,6 +142,7 @@ fn cells_say_what_was_published_last() {
         consumed_bytes: most - 2,
         events_in_flight: 2,
         is_gone: true,
+        buffer_bytes: Some(u32::MAX - 1),
     };
     pair.endpoint.publish(1, &update);
     let needed = SubpartitionCell {
@@ -151,6 +152,7 @@ fn cells_say_what_was_published_last() {
         consumed_bytes: most - 2,
         events_done: 3,
         is_gone: true,
+        buffer_bytes: Some(u32::MAX - 1),
     };
     assert_eq!(pair.port.cell(1), needed);
     assert_eq!([0, 1, 2, 3].map(|of| pair.port.is_gone(of)), [false, true, false, false]);
@@ -159,6 +161,10 @@ fn cells_say_what_was_published_last() {
     assert_eq!(pair.port.cell(3), SubpartitionCell::default(), "there is no fourth");
     pair.endpoint.publish(1, &SubpartitionUpdate { events_in_flight: 9, ..update });
     assert_eq!(pair.port.cell(1).events_done, 0, "more in flight than were taken");
+    for (bytes, told) in [(None, None), (Some(0), Some(1)), (Some(1_024), Some(1_024)), (None, None)] {
+        pair.endpoint.publish(1, &SubpartitionUpdate { buffer_bytes: bytes, ..update });
+        assert_eq!(pair.port.cell(1).buffer_bytes, told, "a bound comes, changes and goes");
+    }
 }
 
 /// Parts of segments are held back in time: afterwards everything that closes something still fits.

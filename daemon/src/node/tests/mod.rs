@@ -29,6 +29,7 @@ use weir_ipc::attach::message::{
 use weir_ipc::attach::socket::{self, AttachError};
 
 use super::*;
+use crate::attach::debloat::DebloatDefaults;
 use crate::attach::run_dir::ATTACH_SOCKET;
 use crate::control::snapshot::{Health, SnapshotSource, StatusReport, Subsystem};
 use crate::link::options::LinkOptions;
@@ -61,6 +62,7 @@ fn options(node: &str) -> NodeOptions {
         key: Some([7; 32]),
         peers: Vec::new(),
         limits: Limits::new(4096).unwrap(),
+        debloat: DebloatDefaults::default(),
         memory_bytes: MEMORY_BYTES,
         hugepages: HugepageMode::Off,
         attachments_max: 16,

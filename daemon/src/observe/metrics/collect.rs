@@ -65,10 +65,11 @@ fn stalled_ns(waits: Option<&WaitReport>, cause: Cause) -> u64 {
 /// A value of a channel at one moment; none at the end that does not have it.
 type ChannelGauge = (&'static Metric, fn(&ChannelRow) -> Option<u64>);
 
-const CHANNEL_GAUGES: [ChannelGauge; 4] = [
+const CHANNEL_GAUGES: [ChannelGauge; 5] = [
     (&registry::CHANNEL_CREDIT, |row| Some(u64::from(row.credit))),
     (&registry::CHANNEL_BACKLOG, |row| Some(u64::from(row.backlog))),
     (&registry::CHANNEL_QUEUED, |row| Some(row.queued_bytes)),
+    (&registry::CHANNEL_IN_FLIGHT, |row| Some(row.in_flight_bytes)),
     (&registry::CHANNEL_UNACKED, |row| (row.side == ChannelSide::Send).then_some(row.unacked_bytes)),
 ];
 
@@ -102,6 +103,7 @@ pub(super) fn node(text: &mut Exposition, facts: &Facts) {
     sockets(text, links);
     tasks(text, &facts.tasks);
     partitions(text, &facts.stalls);
+    super::gates::write(text, &facts.channels.gates);
     lengths(text, &facts.stalls);
 }
 

@@ -5,6 +5,7 @@
 //! their own.
 
 mod collect;
+mod gates;
 mod registry;
 mod series;
 mod text;

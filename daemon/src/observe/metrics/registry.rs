@@ -126,6 +126,26 @@ metrics! {
     PARTITION_POOL_USAGE = Gauge "weir_partition_pool_usage_ratio" ["exchange", "producer"] "ratio":
         "What is in use of the pool of a partition; above 1 with overdraft.";
 
+    GATE_IN_FLIGHT = Gauge "weir_gate_in_flight_bytes" ["exchange", "consumer"] "bytes":
+        "Data in flight to a gate: arrived and not given back by the application, and told by the senders as queued, in segments \
+         as full as they are filled now.";
+    GATE_CONSUMED = Counter "weir_gate_consumed_bytes_total" ["exchange", "consumer"] "bytes":
+        "Data that the application of a gate gave back.";
+    GATE_IN_FLIGHT_TIME = Gauge "weir_gate_in_flight_seconds" ["exchange", "consumer"] "seconds":
+        "How long the application takes to consume what is in flight to its gate; gates with debloating only.";
+    GATE_TARGET = Gauge "weir_gate_target_seconds" ["exchange", "consumer"] "seconds":
+        "How old data may be when it is consumed; gates with debloating only.";
+    GATE_WANTED = Gauge "weir_gate_wanted_bytes" ["exchange", "consumer"] "bytes":
+        "Data that a gate with debloating wants in flight; no series before its throughput is known.";
+    GATE_WINDOW = Gauge "weir_gate_window_segments" ["exchange", "consumer"] "segments":
+        "Receive segments that a gate with debloating grants each of its channels; no series while it holds nothing back.";
+    GATE_BUFFER = Gauge "weir_gate_buffer_bytes" ["exchange", "consumer"] "bytes":
+        "Data that a gate with debloating wants each sender to have on its way at most; no series while it holds nothing back.";
+    GATE_CHANGES = Counter "weir_gate_wanted_changes_total" ["exchange", "consumer"]:
+        "How often a gate with debloating changed what it wants in flight.";
+    GATE_TURNS = Counter "weir_gate_wanted_turns_total" ["exchange", "consumer"]:
+        "How often it changed that the other way than before.";
+
     CHANNELS = Gauge "weir_channels" ["side"]: "Channel ends on this node: those of producers (send) and of consumers (receive).";
     CHANNELS_UNNAMED = Gauge "weir_channels_unnamed" []:
         "Channel ends beyond `metrics.max_channels`, whose series are added up as exchange `other`.";
@@ -156,6 +176,9 @@ metrics! {
         "Receive segments that the sender's queue would still open.";
     CHANNEL_QUEUED = Gauge "weir_channel_queued_bytes" ["exchange", "side", "producer", "consumer", "peer"] "bytes":
         "Data that waits: to be sent, or to be handed to the application.";
+    CHANNEL_IN_FLIGHT = Gauge "weir_channel_in_flight_bytes" ["exchange", "side", "producer", "consumer", "peer"] "bytes":
+        "Data that was handed to the daemon and that the consumer's application has not given back: wherever it is (send), or \
+         what of it has arrived (receive).";
     CHANNEL_UNACKED = Gauge "weir_channel_unacked_bytes" ["exchange", "side", "producer", "consumer", "peer"] "bytes":
         "Data that was sent and is not acknowledged; sending ends only.";
 }

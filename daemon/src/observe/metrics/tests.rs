@@ -53,6 +53,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
             schema_version: SCHEMA_VERSION,
             node: "a".into(),
             channels,
+            gates: serde_json::from_value(serde_json::json!([gate()])).unwrap(),
             shards_missing: Vec::new(),
         },
         stalls: serde_json::from_value(serde_json::json!({
@@ -91,6 +92,13 @@ fn instance(node: &str, index: u32) -> serde_json::Value {
     serde_json::json!({ "node": node, "index": index, "last_1_s": null, "last_10_s": null, "last_60_s": null,
         "idle_seconds_total": 1.0, "busy_seconds_total": 2.0, "soft_backpressured_seconds_total": 3.0,
         "hard_backpressured_seconds_total": 4.0, "process_ran_ms_per_second": null, "process_waited_ms_per_second": null })
+}
+
+fn gate() -> serde_json::Value {
+    serde_json::json!({ "exchange": "x", "consumer": 1, "consumers": 2, "shard": 0, "in_flight_bytes": 4_000,
+        "consumed_bytes_total": 9_000, "debloat": { "target_seconds": 1.0, "in_flight_seconds": 0.5,
+            "bytes_per_second": 8_000, "wanted_bytes": 7_000, "window_segments": 3, "buffer_bytes": 2_048,
+            "changes_total": 6, "turns_total": 1 } })
 }
 
 fn link() -> LinkRow {
@@ -156,6 +164,14 @@ fn every_metric_is_written_and_no_other() {
         ("weir_link_connected{peer=\"b\",shard=\"0\",peer_shard=\"1\"}", 1.0),
         ("weir_shard_longest_turn_seconds{shard=\"0\"}", 0.002),
         ("weir_channels{side=\"send\"}", 2.0),
+        ("weir_gate_in_flight_bytes{exchange=\"x\",consumer=\"1\"}", 4_000.0),
+        ("weir_gate_consumed_bytes_total{exchange=\"x\",consumer=\"1\"}", 9_000.0),
+        ("weir_gate_in_flight_seconds{exchange=\"x\",consumer=\"1\"}", 0.5),
+        ("weir_gate_target_seconds{exchange=\"x\",consumer=\"1\"}", 1.0),
+        ("weir_gate_wanted_bytes{exchange=\"x\",consumer=\"1\"}", 7_000.0),
+        ("weir_gate_window_segments{exchange=\"x\",consumer=\"1\"}", 3.0),
+        ("weir_gate_buffer_bytes{exchange=\"x\",consumer=\"1\"}", 2_048.0),
+        ("weir_gate_wanted_turns_total{exchange=\"x\",consumer=\"1\"}", 1.0),
         ("weir_channels_unnamed", 2.0),
         (
             "weir_channel_bytes_total{exchange=\"x\",side=\"send\",producer=\"0\",consumer=\"0\",peer=\"b\"}",

@@ -58,7 +58,7 @@ fn gate() -> CreateGate {
         producers: None,
         strategy: None,
         checksum: Some(true),
-        options: GateOptions { exclusive: Some(4), floating: None },
+        options: GateOptions { exclusive: Some(4), ..GateOptions::default() },
     }
 }
 
@@ -66,7 +66,7 @@ fn gate() -> CreateGate {
 #[test]
 fn messages_look_like_this() {
     let welcome = ResponseBody::Welcome {
-        version: 2,
+        version: 3,
         node: "a".into(),
         segment_bytes: 32768,
         record_bytes_max: 1 << 20,
@@ -101,7 +101,7 @@ fn messages_look_like_this() {
         ),
         (
             RequestBody::CreateGate(gate()),
-            r#"{"type":"create_gate","task":0,"exchange":"words","consumer":3,"consumers":4,"producers":null,"strategy":null,"checksum":true,"options":{"exclusive":4,"floating":null}}"#,
+            r#"{"type":"create_gate","task":0,"exchange":"words","consumer":3,"consumers":4,"producers":null,"strategy":null,"checksum":true,"options":{"exclusive":4,"floating":null,"debloat":null}}"#,
         ),
         (RequestBody::ClosePartition { ring: 5 }, r#"{"type":"close_partition","ring":5}"#),
         (RequestBody::CloseGate { ring: 6 }, r#"{"type":"close_gate","ring":6}"#),
@@ -118,7 +118,7 @@ fn messages_look_like_this() {
     let responses = [
         (
             welcome,
-            r#"{"type":"welcome","version":2,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024,"event_window":8,"spanning_bytes_max":67108864}"#,
+            r#"{"type":"welcome","version":3,"node":"a","segment_bytes":32768,"record_bytes_max":1048576,"event_bytes_max":1024,"event_window":8,"spanning_bytes_max":67108864}"#,
         ),
         (ResponseBody::Task { cell: 3 }, r#"{"type":"task","cell":3}"#),
         (

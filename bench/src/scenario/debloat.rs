@@ -1,0 +1,231 @@
+//! Debloating: what is in flight to a slow consumer with and without, what it costs a fast one, and how soon it follows.
+//!
+//! The slow consumers sleep to keep their pace, so that both run at once and the CPU limits neither. What is in flight is
+//! told by the daemon of the producers: what they handed over and the application has not given back.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::pipeline::Layout;
+use crate::report::Case;
+
+use super::{Settings, Stream, Window, Workload};
+
+const MEMORY_BYTES: u64 = 1 << 30;
+const CHANNELS: u32 = 16;
+
+/// Records of the slow and of the stepping consumer.
+const RECORD_BYTES: usize = 1 << 10;
+
+/// Records that the slow consumer takes in a second.
+const SLOW: u64 = 250;
+
+/// Records that the stepping consumer takes in a second, before and after a step up.
+const STEPS: [u64; 2] = [500, 2_000];
+
+/// Longest time in which a step may be followed before the bench gives up on it.
+const FOLLOW: Duration = Duration::from_secs(20);
+
+/// How long a plateau is watched.
+const PLATEAU: Duration = Duration::from_secs(6);
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a consumer that stood still takes all it can before it is watched: a step up is believed within two seconds.
+const SETTLE: Duration = Duration::from_millis(2_500);
+
+/// Steps take their time: no more rounds of them than this.
+const STEP_ROUNDS: u32 = 3;
+
+/// The slow one, the fast one, the one that steps.
+pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
+    let mut cases = vec![slow(settings)?];
+    for record_bytes in [32 << 10, RECORD_BYTES] {
+        cases.push(fast(settings, record_bytes)?);
+    }
+    cases.push(steps(settings)?);
+    Ok(cases)
+}
+
+/// The same workload twice on one cluster: first with debloating.
+fn both(cluster: &Cluster, name: &str, record_bytes: usize) -> Result<[Stream; 2], String> {
+    let start = |what: &str, debloated| {
+        let exchange = format!("{name}-{what}");
+        let workload = Workload::new(exchange, Layout::FanIn(CHANNELS), record_bytes);
+        Workload { debloated, ..workload }.start(cluster.a(), cluster.b())
+    };
+    Ok([start("with", true)?, start("without", false)?])
+}
+
+fn slow(settings: &Settings) -> Result<Case, String> {
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    let mut streams = both(&cluster, "slow", RECORD_BYTES)?;
+    for stream in &mut streams {
+        stream.set_pace(&[SLOW])?;
+    }
+    // What was granted to a consumer that was not slow yet has to be consumed.
+    sleep(Duration::from_secs(10));
+    let mut found: [Vec<f64>; 2] = Default::default();
+    let (mut counts, mut seconds): ([Vec<f64>; 2], _) = (Default::default(), Vec::new());
+    for round in 0..settings.rounds {
+        let windows: Result<Vec<Window>, String> =
+            streams.iter_mut().map(|stream| stream.watch(&cluster, settings.window)).collect();
+        for (counts, window) in counts.iter_mut().zip(windows?) {
+            counts.push(window.records_per_second());
+        }
+        let report = cluster.ask(cluster.a(), "channels")?;
+        for (found, what) in found.iter_mut().zip(["with", "without"]) {
+            found.push(in_flight(&report, &format!("slow-{what}")));
+        }
+        let gates = cluster.ask(cluster.b(), "channels")?;
+        seconds.push(debloat_number(&gates, "slow-with", "in_flight_seconds").unwrap_or(f64::NAN));
+        eprintln!("debloat: round {} of {}, a slow consumer", round + 1, settings.rounds);
+    }
+    streams.into_iter().try_for_each(Stream::end)?;
+    let mut case = Case::new(format!(
+        "debloat: {CHANNELS} channels to a consumer that takes {SLOW} records of {RECORD_BYTES} B a second"
+    ));
+    let [with, without] = found;
+    case.figure(
+        "percent_less_in_flight",
+        with.iter().zip(&without).map(|(with, without)| (1.0 - with / without) * 100.0),
+    );
+    case.figure("with_in_flight_kilobytes", with.iter().map(|bytes| bytes / 1e3));
+    case.figure("without_in_flight_kilobytes", without.iter().map(|bytes| bytes / 1e3));
+    case.figure("with_in_flight_seconds", seconds);
+    for (counts, what) in counts.into_iter().zip(["with", "without"]) {
+        case.figure(&format!("{what}_records_per_second"), counts);
+    }
+    Ok(case)
+}
+
+fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    let mut streams = both(&cluster, "fast", record_bytes)?;
+    let mut windows: [Vec<Window>; 2] = Default::default();
+    for round in 0..settings.rounds {
+        // One at a time; who is first takes turns.
+        for at in [round as usize % 2, (round as usize + 1) % 2] {
+            let [with, without] = &mut streams;
+            let (stream, other) = if at == 0 { (with, without) } else { (without, with) };
+            other.set_pace(&[0])?;
+            stream.set_pace(&[u64::from(u32::MAX)])?;
+            sleep(SETTLE);
+            let window = stream.watch(&cluster, settings.window)?;
+            if let Some(windows) = windows.get_mut(at) {
+                windows.push(window);
+            }
+        }
+        eprintln!("debloat: round {} of {}, a fast consumer, {record_bytes} B", round + 1, settings.rounds);
+    }
+    for stream in &mut streams {
+        stream.set_pace(&[u64::from(u32::MAX)])?;
+    }
+    streams.into_iter().try_for_each(Stream::end)?;
+    let mut case = Case::new(format!(
+        "debloat: {CHANNELS} channels to a consumer that takes all it can, records of {record_bytes} B"
+    ));
+    let ratios = |value: fn(&Window) -> f64| -> Vec<f64> {
+        let [with, without] = &windows;
+        with.iter().zip(without).map(|(with, without)| value(with) / value(without)).collect()
+    };
+    case.figure("throughput_with_over_without", ratios(Window::gigabytes_per_second));
+    case.figure("cpu_per_gigabyte_with_over_without", ratios(Window::cpu_seconds_per_gigabyte));
+    for (windows, what) in windows.iter().zip(["with", "without"]) {
+        let rates = windows.iter().map(Window::gigabytes_per_second);
+        case.figure(&format!("{what}_gigabytes_per_second"), rates);
+    }
+    case.figure("foreign_cores", windows.iter().flatten().map(|window| window.foreign_cores));
+    Ok(case)
+}
+
+/// What one step showed.
+struct Step {
+    /// When what is wanted was what the new rate asks for, in seconds.
+    wanted: f64,
+    /// When no more was in flight than that.
+    in_flight: f64,
+    /// How long the application takes at the new rate for what was in flight at the step.
+    granted: f64,
+}
+
+fn steps(settings: &Settings) -> Result<Case, String> {
+    let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
+    let workload = Workload::new("step", Layout::FanIn(CHANNELS), RECORD_BYTES);
+    let mut stream = Workload { debloated: true, ..workload }.start(cluster.a(), cluster.b())?;
+    let [low, high] = STEPS;
+    // The first step is only a beginning.
+    step(&cluster, &mut stream, low)?;
+    let (mut up, mut down, mut turns) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..settings.rounds.min(STEP_ROUNDS) {
+        up.push(step(&cluster, &mut stream, high)?);
+        turns.push(plateau(&cluster)?);
+        down.push(step(&cluster, &mut stream, low)?);
+        turns.push(plateau(&cluster)?);
+        eprintln!("debloat: round {} of {}, steps", round + 1, settings.rounds.min(STEP_ROUNDS));
+    }
+    stream.end()?;
+    let mut case = Case::new(format!(
+        "debloat: {CHANNELS} channels to a consumer that takes {low}, then {high} records of {RECORD_BYTES} B a second"
+    ));
+    case.figure("up_seconds_until_wanted", up.iter().map(|step| step.wanted));
+    case.figure("down_seconds_until_wanted", down.iter().map(|step| step.wanted));
+    case.figure("down_seconds_until_in_flight", down.iter().map(|step| step.in_flight));
+    case.figure("down_seconds_to_consume_what_was_granted", down.iter().map(|step| step.granted));
+    case.figure("plateau_direction_changes", turns);
+    Ok(case)
+}
+
+/// Sets another rate, and waits until it is followed. What is not followed in time is infinite, and not in the figures.
+fn step(cluster: &Cluster, stream: &mut Stream, records_per_second: u64) -> Result<Step, String> {
+    // As the gate counts them: with their lengths.
+    let rate = records_per_second as f64 * (RECORD_BYTES + 4) as f64;
+    let granted = in_flight(&cluster.ask(cluster.a(), "channels")?, "step") / rate;
+    stream.set_pace(&[records_per_second])?;
+    let began = Instant::now();
+    let mut found = Step { wanted: f64::INFINITY, in_flight: f64::INFINITY, granted };
+    while began.elapsed() < FOLLOW && !(found.wanted.is_finite() && found.in_flight.is_finite()) {
+        let wanted = debloat_number(&cluster.ask(cluster.b(), "channels")?, "step", "wanted_bytes");
+        let seconds = began.elapsed().as_secs_f64();
+        // The target is a second. A step is four times as much, or a quarter.
+        if found.wanted.is_infinite()
+            && wanted.is_some_and(|wanted| (rate / 1.5..rate * 1.5).contains(&wanted))
+        {
+            found.wanted = seconds;
+        }
+        let bytes = in_flight(&cluster.ask(cluster.a(), "channels")?, "step");
+        if found.in_flight.is_infinite() && found.wanted.is_finite() && bytes <= rate * 1.5 {
+            found.in_flight = began.elapsed().as_secs_f64();
+        }
+        sleep(LOOK);
+    }
+    Ok(found)
+}
+
+/// How often what is wanted changes its direction while nothing else changes.
+fn plateau(cluster: &Cluster) -> Result<f64, String> {
+    let turns = || -> Result<f64, String> {
+        let report = cluster.ask(cluster.b(), "channels")?;
+        debloat_number(&report, "step", "turns_total").ok_or_else(|| "the gate is not there".to_owned())
+    };
+    let before = turns()?;
+    sleep(PLATEAU);
+    Ok(turns()? - before)
+}
+
+/// Bytes that the producers of an exchange handed over and its consumers have not given back.
+fn in_flight(report: &Value, exchange: &str) -> f64 {
+    let rows = report["channels"].as_array().into_iter().flatten();
+    let of = rows.filter(|row| row["exchange"] == exchange && row["side"] == "send");
+    of.filter_map(|row| row["in_flight_bytes"].as_f64()).sum()
+}
+
+/// A number of what the only gate of an exchange does.
+fn debloat_number(report: &Value, exchange: &str, key: &str) -> Option<f64> {
+    let mut rows = report["gates"].as_array()?.iter();
+    rows.find(|row| row["exchange"] == exchange)?["debloat"][key].as_f64()
+}
