@@ -2,10 +2,12 @@
 //! its standard input. They count what they moved; the bench reads the counts at the edges of its window.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::{blast, latency, pipeline, probe};
@@ -13,12 +15,17 @@ use crate::{blast, latency, pipeline, probe};
 /// What a process is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Role {
-    /// Listen on loopback, print the port as the first count, and read what comes.
-    BlastReceiver,
+    /// Listen on loopback, tell the port as the record count of worker 1, and read what comes.
+    BlastReceiver {
+        /// Bytes of one read.
+        chunk_bytes: usize,
+    },
     /// Write to the receiver on this port.
     BlastSender {
         /// Port of the receiver.
         port: u16,
+        /// Bytes of one write.
+        chunk_bytes: usize,
         /// TCP congestion control, the system's if `None`.
         congestion: Option<String>,
     },
@@ -86,6 +93,8 @@ pub struct Board {
     pub counters: Vec<Counter>,
     /// Set when the workers are to finish.
     pub ending: AtomicBool,
+    /// Set before that: the other end may go from now on.
+    pub closing: AtomicBool,
     times_ns: Mutex<Vec<u64>>,
 }
 
@@ -96,6 +105,7 @@ impl Board {
         Arc::new(Self {
             counters: (0..workers).map(|_| Counter::default()).collect(),
             ending: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             times_ns: Mutex::default(),
         })
     }
@@ -104,6 +114,12 @@ impl Board {
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
+    }
+
+    /// Whether that the other end has gone is no failure any more.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) || self.is_ending()
     }
 
     /// Notes a time for the next report.
@@ -133,14 +149,24 @@ impl Board {
 /// One line: what the role could not do.
 pub fn serve(role: Role) -> Result<(), String> {
     let board = match role {
-        Role::BlastReceiver => blast::receive()?,
-        Role::BlastSender { port, congestion } => blast::send(port, congestion.as_deref())?,
+        Role::BlastReceiver { chunk_bytes } => blast::receive(chunk_bytes)?,
+        Role::BlastSender { port, chunk_bytes, congestion } => {
+            blast::send(port, chunk_bytes, congestion.as_deref())?
+        }
         Role::Producer(options) => pipeline::produce(options)?,
         Role::Consumer(options) => pipeline::consume(options)?,
         Role::ProbeSender(options) => probe::send(options)?,
         Role::ProbeReceiver(options) => probe::receive(options)?,
         Role::Latency(options) => latency::serve(options)?,
     };
+    obey(&board)
+}
+
+/// Reports and steers the workers of `board` as the bench asks for on standard input, until that ends.
+///
+/// # Errors
+/// One line: a command that is none, or a pipe that is broken.
+pub fn obey(board: &Board) -> Result<(), String> {
     for line in std::io::stdin().lines() {
         let line = line.map_err(|error| format!("cannot read commands: {error}"))?;
         let mut words = line.split_whitespace();
@@ -148,13 +174,14 @@ pub fn serve(role: Role) -> Result<(), String> {
         let numbers: Vec<usize> = words.map_while(|word| word.parse().ok()).collect();
         match (command, &numbers[..]) {
             (Some("report"), []) => print_line(&board.counts())?,
-            (Some("stop"), [worker]) => set_stopped(&board, *worker, true),
-            (Some("go"), [worker]) => set_stopped(&board, *worker, false),
+            (Some("stop"), [worker]) => set_stopped(board, *worker, true),
+            (Some("go"), [worker]) => set_stopped(board, *worker, false),
             (Some("pace"), [worker, records_per_second]) => {
                 if let Some(counter) = board.counters.get(*worker) {
                     counter.records_per_second.store(*records_per_second as u64, Ordering::Relaxed);
                 }
             }
+            (Some("close"), []) => board.closing.store(true, Ordering::Relaxed),
             (Some("end"), []) => board.ending.store(true, Ordering::Relaxed),
             _ => return Err(format!("unknown command {line:?}")),
         }
@@ -189,6 +216,14 @@ impl App {
     pub fn start(role: &Role) -> Result<Self, String> {
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        Self::start_program(&program, role)
+    }
+
+    /// Starts another program that takes a role and commands as this one does.
+    ///
+    /// # Errors
+    /// One line, when it cannot be started.
+    pub fn start_program(program: &Path, role: &impl Serialize) -> Result<Self, String> {
         let role = serde_json::to_string(role).map_err(|error| format!("cannot write a role: {error}"))?;
         let mut child = Command::new(program)
             .args(["app", &role])
@@ -200,6 +235,16 @@ impl App {
             return Err("a workload process has no pipes".to_owned());
         };
         Ok(Self { child, commands, answers: BufReader::new(answers) })
+    }
+
+    /// The port at which it listens, if its role is one that does.
+    ///
+    /// # Errors
+    /// One line, when it has ended or does not listen.
+    pub fn port(&mut self) -> Result<u16, String> {
+        let counts = self.report()?;
+        let port = counts.records.get(1).and_then(|port| u16::try_from(*port).ok());
+        port.filter(|port| *port > 0).ok_or_else(|| "no port".to_owned())
     }
 
     /// Its process.
@@ -231,16 +276,41 @@ impl App {
     }
 }
 
-/// Ends processes that are each other's ends: none takes it for a failure that another went first.
+/// Ends processes that are each other's ends. All learn of it before the first one stops, so that none takes it for a failure
+/// that another went first.
 ///
 /// # Errors
 /// One line, when one had ended before.
 pub fn end(mut apps: Vec<App>) -> Result<(), String> {
-    for app in &mut apps {
-        app.command("end")?;
-        app.report()?;
+    for command in ["close", "end"] {
+        for app in &mut apps {
+            app.command(command)?;
+            // Answered when it has taken the command.
+            app.report()?;
+        }
     }
     Ok(())
+}
+
+/// Kills processes that are each other's ends and have no orderly end. All stand still first, so that none sees another go and
+/// complains.
+pub fn kill(children: &mut [&mut Child]) {
+    let signal = |child: &Child, signal| {
+        // It fails only when the process has ended.
+        let _ = Pid::from_raw(child.id().cast_signed()).map(|pid| kill_process(pid, signal));
+    };
+    for child in children.iter_mut() {
+        // One that has ended and been waited for has no process any more.
+        if matches!(child.try_wait(), Ok(None)) {
+            signal(child, Signal::STOP);
+        }
+    }
+    for child in children.iter_mut() {
+        let _ = child.kill();
+    }
+    for child in children {
+        let _ = child.wait();
+    }
 }
 
 impl Drop for App {

@@ -1,4 +1,4 @@
-//! The baseline: one TCP connection over loopback, 256 KiB per write and read. Both ends touch their payload, as an
+//! The baseline: one TCP connection over loopback, 256 KiB per write and read unless a case says otherwise. Both ends touch their payload, as an
 //! application does: the sender writes every word before it is sent, the receiver adds every word up.
 
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::app::Board;
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Listens, and reads from the first connection in a thread. The port stands as the record count of worker 1.
-pub(crate) fn receive() -> Result<Arc<Board>, String> {
+pub(crate) fn receive(chunk_bytes: usize) -> Result<Arc<Board>, String> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| format!("cannot listen: {error}"))?;
     let port = listener.local_addr().map_err(|error| format!("no port: {error}"))?.port();
@@ -23,7 +23,7 @@ pub(crate) fn receive() -> Result<Arc<Board>, String> {
     let counted = Arc::clone(&board);
     std::thread::spawn(move || {
         let Ok((mut stream, _)) = listener.accept() else { return };
-        let mut chunk = vec![0_u8; CHUNK_BYTES];
+        let mut chunk = vec![0_u8; chunk_bytes];
         let counter = &counted.counters[0];
         let (mut bytes, mut reads, mut checksum) = (0_u64, 0_u64, 0_u64);
         while let Ok(read @ 1..) = stream.read(&mut chunk) {
@@ -39,7 +39,7 @@ pub(crate) fn receive() -> Result<Arc<Board>, String> {
 }
 
 /// Connects to `port` and writes in a thread until the process ends.
-pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, String> {
+pub(crate) fn send(port: u16, chunk_bytes: usize, congestion: Option<&str>) -> Result<Arc<Board>, String> {
     let socket =
         Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| format!("no socket: {error}"))?;
     if let Some(name) = congestion {
@@ -53,7 +53,7 @@ pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, St
     let board = Board::new(1);
     let counted = Arc::clone(&board);
     std::thread::spawn(move || {
-        let mut chunk = vec![0_u8; CHUNK_BYTES];
+        let mut chunk = vec![0_u8; chunk_bytes];
         let counter = &counted.counters[0];
         let mut number = 0_u64;
         let mut bytes = 0_u64;
@@ -62,7 +62,7 @@ pub(crate) fn send(port: u16, congestion: Option<&str>) -> Result<Arc<Board>, St
             if stream.write_all(&chunk).is_err() {
                 return;
             }
-            bytes += CHUNK_BYTES as u64;
+            bytes += chunk_bytes as u64;
             counter.bytes.store(bytes, Ordering::Relaxed);
         }
     });

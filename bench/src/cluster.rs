@@ -57,6 +57,8 @@ pub struct ClusterOptions {
     pub probes_at_one: bool,
     /// `memory.hugepages`; the default if `None`.
     pub hugepages: Option<&'static str>,
+    /// `memory.segment_bytes`; the default if `None`.
+    pub segment_bytes: Option<u32>,
 }
 
 impl ClusterOptions {
@@ -72,11 +74,15 @@ impl ClusterOptions {
         if let Some(segments) = self.retention {
             text.push_str(&format!("[pool]\nretention = {segments}\n"));
         }
-        for (section, key, value) in [("observe", "probes", probes), ("memory", "hugepages", self.hugepages)]
-        {
-            if let Some(value) = value {
-                text.push_str(&format!("[{section}]\n{key} = \"{value}\"\n"));
-            }
+        if let Some(value) = probes {
+            text.push_str(&format!("[observe]\nprobes = \"{value}\"\n"));
+        }
+        text.push_str("[memory]\n");
+        if let Some(value) = self.hugepages {
+            text.push_str(&format!("hugepages = \"{value}\"\n"));
+        }
+        if let Some(bytes) = self.segment_bytes {
+            text.push_str(&format!("segment_bytes = {bytes}\n"));
         }
         text
     }

@@ -3,9 +3,9 @@
 //! [`transport`] is one message after the other over either; [`ping`] sends one there and back again; [`open_loop`] sends at
 //! fixed times, whether what was sent before has arrived or not.
 
-mod open_loop;
+pub mod open_loop;
 mod ping;
-mod transport;
+pub mod transport;
 
 use std::path::PathBuf;
 use std::sync::Arc;

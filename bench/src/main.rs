@@ -1,16 +1,21 @@
-//! `cargo xtask bench`: measures Weir against a raw TCP blast in the same run.
+//! `cargo xtask bench`: measures Weir against raw TCP and other libraries in the same run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use weir_bench::app;
-use weir_bench::report::{Machine, Report, SCHEMA_VERSION};
-use weir_bench::scenario::{SCENARIOS, Settings};
+use weir_bench::quiet::Notes;
+use weir_bench::report::{Case, Machine, Report, SCHEMA_VERSION};
+use weir_bench::scenario::{SCENARIOS, Scenario, Settings};
+use weir_bench::versus;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask bench", about = "Measure Weir against a raw TCP blast in the same run")]
+#[command(
+    name = "cargo xtask bench",
+    about = "Measure Weir against raw TCP and other libraries in the same run"
+)]
 struct Arguments {
     /// Run only this scenario (repeatable); all if not given
     #[arg(long, value_name = "NAME")]
@@ -18,12 +23,12 @@ struct Arguments {
     /// List the scenarios and end
     #[arg(long)]
     list: bool,
-    /// Rounds of each case, interleaved with the baseline
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
-    /// Length of one measured window, in seconds
-    #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
+    /// Rounds of each case, interleaved with the baseline; what each scenario usually has if not given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Length of one measured window, in seconds; what each scenario usually has if not given
+    #[arg(long)]
+    seconds: Option<f64>,
     /// Shards of each daemon
     #[arg(long, default_value_t = 1)]
     shards: u32,
@@ -36,6 +41,12 @@ struct Arguments {
     /// Also write the report to this file, as one page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Compare with this weir-bench, which has its daemon beside it; `--base REV` of `cargo xtask bench` builds one
+    #[arg(long, value_name = "FILE")]
+    base_program: Option<PathBuf>,
+    /// What it is called in the report
+    #[arg(long, value_name = "NAME", default_value = "base", requires = "base_program")]
+    base_name: String,
     #[command(subcommand)]
     inner: Option<Inner>,
 }
@@ -67,32 +78,28 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     }
     if arguments.list {
         for scenario in SCENARIOS {
-            println!("{:<12} {}", scenario.name, scenario.about);
+            println!("{:<14} {}", scenario.name, scenario.about);
         }
         return Ok(());
     }
-    if !(arguments.seconds.is_finite() && arguments.seconds > 0.0) {
-        return Err(format!("--seconds {}; needed: more than 0", arguments.seconds));
+    if arguments.seconds.is_some_and(|seconds| !(seconds.is_finite() && seconds > 0.0)) {
+        return Err(format!("--seconds {}; needed: more than 0", arguments.seconds.unwrap_or_default()));
     }
-    for name in &arguments.scenario {
-        if !SCENARIOS.iter().any(|scenario| scenario.name == name) {
-            let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
-            return Err(format!("unknown scenario {name:?}; known: {}", known.join(", ")));
+    let scenarios = arguments.scenarios()?;
+    arguments.announce(&scenarios);
+    let notes = Notes::default();
+    let mut cases = Vec::new();
+    for scenario in scenarios {
+        let began = Instant::now();
+        for mut case in arguments.run_scenario(scenario, &notes)? {
+            scenario.name.clone_into(&mut case.scenario);
+            cases.push(case);
         }
+        eprintln!("{}: done in {:.0} s", scenario.name, began.elapsed().as_secs_f64());
     }
-    let settings = Settings {
-        rounds: arguments.rounds,
-        window: Duration::from_secs_f64(arguments.seconds),
-        shards: arguments.shards,
-        congestion: arguments.congestion.clone(),
-    };
-    let machine = Machine::here(arguments.rounds, arguments.seconds, arguments.congestion.as_deref());
-    let mut report = Report { schema_version: SCHEMA_VERSION, machine, cases: Vec::new() };
-    for scenario in SCENARIOS {
-        if arguments.scenario.is_empty() || arguments.scenario.iter().any(|name| name == scenario.name) {
-            report.cases.extend((scenario.run)(&settings)?);
-        }
-    }
+    let (rounds, not_run, remarks) = notes.take();
+    let machine = Machine::here(arguments.congestion.as_deref());
+    let report = Report { schema_version: SCHEMA_VERSION, machine, rounds, not_run, remarks, cases };
     print!("{}", report.table());
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)
@@ -103,6 +110,73 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         write(path, &report.html())?;
     }
     Ok(())
+}
+
+impl Arguments {
+    /// Those asked for, in the order in which they run; all if none was named.
+    fn scenarios(&self) -> Result<Vec<&'static Scenario>, String> {
+        for name in &self.scenario {
+            if Scenario::named(name).is_none() {
+                let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+                return Err(format!("unknown scenario {name:?}; known: {}", known.join(", ")));
+            }
+        }
+        let is_wanted = |scenario: &&Scenario| {
+            self.scenario.is_empty() || self.scenario.iter().any(|name| name == scenario.name)
+        };
+        Ok(SCENARIOS.iter().filter(is_wanted).collect())
+    }
+
+    fn rounds(&self, scenario: &Scenario) -> u32 {
+        self.rounds.unwrap_or(scenario.rounds)
+    }
+
+    fn window(&self, scenario: &Scenario) -> Duration {
+        self.seconds.map_or_else(|| scenario.window(), Duration::from_secs_f64)
+    }
+
+    /// Says what is about to run and about how long it takes.
+    fn announce(&self, scenarios: &[&Scenario]) {
+        let builds = if self.base_program.is_some() { 2.0 } else { 1.0 };
+        let seconds = |scenario: &Scenario| {
+            let (rounds, window) = (self.rounds(scenario), self.window(scenario));
+            // Each build runs its rounds one by one, with what is before and after them.
+            builds
+                * if builds > 1.0 {
+                    f64::from(rounds) * scenario.seconds(1, window)
+                } else {
+                    scenario.seconds(rounds, window)
+                }
+        };
+        let each: Vec<String> = scenarios
+            .iter()
+            .map(|scenario| {
+                format!("{} {:.0} s ({} rounds)", scenario.name, seconds(scenario), self.rounds(scenario))
+            })
+            .collect();
+        let all: f64 = scenarios.iter().map(|scenario| seconds(scenario)).sum();
+        let all = if all < 120.0 { format!("{all:.0} s") } else { format!("{:.0} min", all / 60.0) };
+        eprintln!("bench: about {all} on two cores: {}", each.join(", "));
+    }
+
+    fn run_scenario(&self, scenario: &Scenario, notes: &Notes) -> Result<Vec<Case>, String> {
+        let (rounds, window) = (self.rounds(scenario), self.window(scenario));
+        let Some(program) = self.base_program.clone() else {
+            return (scenario.run)(&Settings {
+                rounds,
+                window,
+                shards: self.shards,
+                congestion: self.congestion.clone(),
+                notes: notes.clone(),
+            });
+        };
+        let mut rest = vec!["--shards".to_owned(), self.shards.to_string()];
+        if let Some(name) = &self.congestion {
+            rest.extend(["--congestion".to_owned(), name.clone()]);
+        }
+        let base = versus::Base { program, name: self.base_name.clone() };
+        versus::run(&base, scenario, &versus::Effort { rounds, window, rest }, notes)
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

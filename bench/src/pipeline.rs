@@ -76,8 +76,19 @@ pub struct ProducerOptions {
     pub hot_key_percent: u64,
     /// Length of each record, in bytes.
     pub record_bytes: usize,
+    /// What they do.
+    pub activity: Activity,
+}
+
+/// What producers do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Activity {
+    /// Write records as fast as they can.
+    Write,
+    /// Write one record to each consumer, stand still until told to go on, and then write as fast as they can.
+    Greet,
     /// Attach, and write nothing.
-    pub silent: bool,
+    Silent,
 }
 
 /// A process of consumers.
@@ -122,12 +133,15 @@ pub(crate) fn produce(options: ProducerOptions) -> Result<Arc<Board>, String> {
     for (worker, group) in groups.into_iter().enumerate() {
         let board = Arc::clone(&board);
         let record_bytes = options.record_bytes;
-        let (silent, keys) = (options.silent, Keys::of(&options));
+        let (activity, keys) = (options.activity, Keys::of(&options));
         // The task is kept alive by every worker: dropped, it would end its cell.
         let task = task.clone();
         spawn_worker("producer", board, move |board| {
-            let outcome =
-                if silent { hold(board, &group) } else { write(board, worker, group, record_bytes, keys) };
+            let outcome = match activity {
+                Activity::Silent => hold(board, &group),
+                Activity::Greet => greet(board, worker, group, record_bytes, keys),
+                Activity::Write => write(board, worker, group, record_bytes, keys),
+            };
             drop(task);
             outcome
         });
@@ -141,6 +155,32 @@ fn hold(board: &Board, _held: &[Partition]) -> Result<(), String> {
         std::thread::sleep(Duration::from_secs(1));
     }
     Ok(())
+}
+
+/// Writes one record to each consumer, then stands still, then writes.
+fn greet(
+    board: &Board,
+    worker: usize,
+    mut group: Vec<Partition>,
+    record_bytes: usize,
+    keys: Keys,
+) -> Result<(), String> {
+    let record = vec![0_u8; record_bytes];
+    let counter = board.counters.get(worker).ok_or("no counter")?;
+    counter.stopped.store(true, Ordering::Relaxed);
+    for partition in &mut group {
+        for consumer in 0..partition.subpartitions() {
+            partition.emit_to(consumer, &record).map_err(|error| error.to_string())?;
+        }
+        partition.flush().map_err(|error| error.to_string())?;
+    }
+    while counter.stopped.load(Ordering::Relaxed) {
+        if board.is_ending() {
+            return Ok(());
+        }
+        std::thread::sleep(STOPPED_LOOK);
+    }
+    write(board, worker, group, record_bytes, keys)
 }
 
 /// The keys of records.
@@ -243,7 +283,7 @@ fn read(board: &Board, worker: usize, mut gate: Gate) -> Result<(), String> {
 }
 
 /// Keeps a consumer at a rate, as work that waits for something else does: it costs time and no CPU.
-struct Pace {
+pub(crate) struct Pace {
     due: Instant,
 }
 
@@ -254,12 +294,12 @@ impl Pace {
     /// A shorter sleep is not worth a system call.
     const SLEEP_MIN: Duration = Duration::from_millis(1);
 
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { due: Instant::now() }
     }
 
     /// Called after each record; 0: as many as come.
-    fn keep(&mut self, records_per_second: u64) {
+    pub(crate) fn keep(&mut self, records_per_second: u64) {
         if records_per_second == 0 {
             return;
         }
@@ -305,7 +345,7 @@ fn compare(board: &Board, worker: usize, mut gate: Gate, record_bytes: usize) ->
 
 /// What was compared is not as it must be: the process ends, so that the bench fails.
 fn fatal(board: &Board, problem: &str) -> Result<(), String> {
-    if board.is_ending() {
+    if board.is_closing() {
         return Ok(());
     }
     eprintln!("consumer: {problem}");
@@ -323,14 +363,14 @@ pub(crate) fn attach(run_dir: &std::path::Path, name: &str) -> Result<Task, Stri
     client.task(name).map_err(|error| error.to_string())
 }
 
-/// Runs a worker. That the other end has gone is an error only while the work is to go on.
-pub(crate) fn spawn_worker(
+/// Runs a worker in a thread. That the other end has gone is an error only while the work is to go on.
+pub fn spawn_worker(
     role: &'static str,
     board: Arc<Board>,
     work: impl FnOnce(&Board) -> Result<(), String> + Send + 'static,
 ) {
     std::thread::spawn(move || match work(&board) {
-        Err(problem) if !board.is_ending() => eprintln!("{role}: {problem}"),
+        Err(problem) if !board.is_closing() => eprintln!("{role}: {problem}"),
         _ => {}
     });
 }

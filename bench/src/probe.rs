@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weir_client::{BufferTimeout, GateOptions, Item, PartitionOptions, Strategy};
+use weir_client::{BufferTimeout, GateOptions, Item, Partition, PartitionOptions, Strategy, Tried};
 
 use crate::app::{Board, Counter};
 use crate::clock::now_ns;
-use crate::pipeline::{attach, spawn_worker};
+use crate::pipeline::{Pace, attach, spawn_worker};
 
 /// What a message is sent as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,13 @@ pub enum Kind {
     },
     /// An event that overtakes data and needs no credit.
     PriorityEvent,
+    /// An event behind records of its own channel, which are written whenever there is room for one.
+    BehindRecords {
+        /// Whether it overtakes them.
+        is_priority: bool,
+        /// Length of a record, in bytes.
+        record_bytes: usize,
+    },
 }
 
 /// A process that sends messages.
@@ -49,14 +56,19 @@ pub struct ReceiverOptions {
     pub exchange: String,
     /// Exclusive segments of its channel; the daemon's default if `None`.
     pub exclusive: Option<u32>,
+    /// Records are no messages: so many of them are taken in a second, and the delays are those of events.
+    pub records_per_second: Option<u64>,
 }
+
+/// Time between two looks for room.
+const ROOM_LOOK: Duration = Duration::from_millis(1);
 
 /// Attaches and starts the sender.
 pub(crate) fn send(options: SenderOptions) -> Result<Arc<Board>, String> {
     let task = attach(&options.run_dir, "probe-sender")?;
     let buffer_timeout = match options.kind {
         Kind::Record { buffer_timeout_ms } => BufferTimeout::from(Duration::from_millis(buffer_timeout_ms)),
-        Kind::PriorityEvent => BufferTimeout::Off,
+        Kind::PriorityEvent | Kind::BehindRecords { .. } => BufferTimeout::Off,
     };
     let partition_options = PartitionOptions { buffer_timeout, ..PartitionOptions::default() };
     let mut partition = task
@@ -73,17 +85,33 @@ pub(crate) fn send(options: SenderOptions) -> Result<Arc<Board>, String> {
             let outcome = match options.kind {
                 Kind::Record { .. } => partition.emit(&message),
                 Kind::PriorityEvent => partition.emit_event(&message, true),
+                Kind::BehindRecords { is_priority, .. } => partition.emit_event(&message, is_priority),
             };
             outcome.map_err(|error| error.to_string())?;
             if let Some(counter) = board.counters.first() {
                 counter.records.fetch_add(1, Ordering::Relaxed);
             }
             due += Duration::from_micros(options.every_us);
+            if let Kind::BehindRecords { record_bytes, .. } = options.kind {
+                fill(&mut partition, record_bytes, due)?;
+            }
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         Ok(())
     });
     Ok(board)
+}
+
+/// Writes records whenever there is room for one, until it is time for the next event.
+fn fill(partition: &mut Partition, record_bytes: usize, until: Instant) -> Result<(), String> {
+    let record = vec![0_u8; record_bytes];
+    while Instant::now() < until {
+        match partition.try_emit(&record).map_err(|error| error.to_string())? {
+            Tried::Emitted => {}
+            Tried::WouldBlock(_) => std::thread::sleep(ROOM_LOOK),
+        }
+    }
+    Ok(())
 }
 
 /// Attaches and starts the reader.
@@ -98,10 +126,12 @@ pub(crate) fn receive(options: ReceiverOptions) -> Result<Arc<Board>, String> {
     spawn_worker("probe receiver", Arc::clone(&board), move |board| {
         let _task = task;
         let counter = board.counters.first().ok_or("no counter")?;
+        let mut pace = Pace::new();
         while let Some(item) = gate.next().map_err(|error| error.to_string())? {
-            match item {
-                Item::Record(record) => note(board, counter, &record),
-                Item::Event(event) => note(board, counter, &event.payload),
+            match (item, options.records_per_second) {
+                (Item::Record(record), None) => note(board, counter, &record),
+                (Item::Record(_), Some(rate)) => pace.keep(rate),
+                (Item::Event(event), _) => note(board, counter, &event.payload),
             }
         }
         Ok(())

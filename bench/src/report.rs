@@ -1,13 +1,15 @@
 //! What a bench run found, as a table, as JSON and as a page.
 
 mod html;
+mod plot;
 
 use serde::Serialize;
 
+use crate::quiet::{QUIET_SHARE, Rounds};
 use crate::statistics::Spread;
 
 /// Version of the JSON report.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// A whole run.
 #[derive(Debug, Serialize)]
@@ -16,6 +18,12 @@ pub struct Report {
     pub schema_version: u32,
     /// What it ran on.
     pub machine: Machine,
+    /// What became of the rounds of each scenario.
+    pub rounds: Vec<Rounds>,
+    /// What could not be measured here, and why.
+    pub not_run: Vec<String>,
+    /// What stands out.
+    pub remarks: Vec<String>,
     /// One entry per measured case, in the order they ran.
     pub cases: Vec<Case>,
 }
@@ -31,19 +39,32 @@ pub struct Machine {
     pub congestion: String,
     /// Free 2 MiB hugepages at the start.
     pub hugepages_free: u64,
-    /// Rounds per case.
-    pub rounds: u32,
-    /// Length of a window, in seconds.
-    pub window_seconds: f64,
+    /// Share of the CPU time of the machine that other processes may take in a round that counts.
+    pub quiet_share: f64,
 }
 
 /// One measured case.
 #[derive(Debug, Serialize)]
 pub struct Case {
+    /// The scenario that it is of.
+    pub scenario: String,
     /// Scenario and case.
     pub name: String,
+    /// Cases of one scenario that are to be compared with each other have the same one.
+    pub group: String,
+    /// Where it lies among the cases of its scenario, if they differ by numbers.
+    pub axes: Vec<Axis>,
     /// What was measured, each with its unit in its name.
     pub figures: Vec<Figure>,
+}
+
+/// A number by which cases differ.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Axis {
+    /// What it is a number of.
+    pub name: String,
+    /// The number.
+    pub value: f64,
 }
 
 /// One measured value.
@@ -62,7 +83,23 @@ impl Case {
     /// A case without figures.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), figures: Vec::new() }
+        let name = name.into();
+        let (scenario, group, axes) = (String::new(), String::new(), Vec::new());
+        Self { scenario, name, group, axes, figures: Vec::new() }
+    }
+
+    /// Says that it differs from others by this number.
+    #[must_use]
+    pub fn at(mut self, axis: &str, value: f64) -> Self {
+        self.axes.push(Axis { name: axis.to_owned(), value });
+        self
+    }
+
+    /// Says with which others it is to be compared.
+    #[must_use]
+    pub fn in_group(mut self, group: impl Into<String>) -> Self {
+        self.group = group.into();
+        self
     }
 
     /// Adds a figure.
@@ -73,7 +110,8 @@ impl Case {
     }
 
     /// Its figure of this name.
-    fn find(&self, name: &str) -> Option<&Figure> {
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.name == name)
     }
 }
@@ -81,7 +119,7 @@ impl Case {
 impl Machine {
     /// This machine.
     #[must_use]
-    pub fn here(rounds: u32, window_seconds: f64, congestion: Option<&str>) -> Self {
+    pub fn here(congestion: Option<&str>) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         Self {
             kernel: read("/proc/sys/kernel/osrelease"),
@@ -91,9 +129,43 @@ impl Machine {
             hugepages_free: read("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
                 .parse()
                 .unwrap_or(0),
-            rounds,
-            window_seconds,
+            quiet_share: QUIET_SHARE,
         }
+    }
+}
+
+impl Machine {
+    /// It in one line.
+    fn line(&self) -> String {
+        format!(
+            "kernel {}, {} CPUs, congestion control {}, {} free hugepages; a round is noisy when others take more than {:.0} % \
+             of the machine",
+            self.kernel,
+            self.cpus,
+            self.congestion,
+            self.hugepages_free,
+            100.0 * self.quiet_share
+        )
+    }
+}
+
+impl Rounds {
+    /// What became of them, in one line.
+    fn line(&self) -> String {
+        let mut text = format!(
+            "{}: {} rounds in {:.0} s, {} dropped as noisy; others took {:.2} cores ({:.2} .. {:.2})",
+            self.name,
+            self.run,
+            self.seconds,
+            self.dropped,
+            self.foreign_cores.median,
+            self.foreign_cores.min,
+            self.foreign_cores.max
+        );
+        if self.kept_noisy > 0 {
+            text.push_str(&format!("; {} of the rounds that count are noisy", self.kept_noisy));
+        }
+        text
     }
 }
 
@@ -101,16 +173,7 @@ impl Report {
     /// The report as a table for people.
     #[must_use]
     pub fn table(&self) -> String {
-        let machine = &self.machine;
-        let mut text = format!(
-            "kernel {}, {} CPUs, congestion control {}, {} free hugepages, {} rounds of {} s\n",
-            machine.kernel,
-            machine.cpus,
-            machine.congestion,
-            machine.hugepages_free,
-            machine.rounds,
-            machine.window_seconds
-        );
+        let mut text = format!("{}\n", self.machine.line());
         for case in &self.cases {
             text.push_str(&format!("\n{}\n", case.name));
             for Figure { name, value, .. } in &case.figures {
@@ -121,6 +184,19 @@ impl Report {
                     number(value.max)
                 ));
             }
+        }
+        text.push('\n');
+        for rounds in &self.rounds {
+            text.push_str(&format!("{}\n", rounds.line()));
+        }
+        for remark in &self.remarks {
+            text.push_str(&format!("{remark}\n"));
+        }
+        for what in &self.not_run {
+            text.push_str(&format!("not run here: {what}\n"));
+        }
+        if !self.not_run.is_empty() {
+            text.push_str(&format!("{} measurements could not run here\n", self.not_run.len()));
         }
         text
     }

@@ -1,26 +1,32 @@
 //! The scenarios, one file each, and what they share: a window over running processes.
 
-pub mod control;
 pub mod debloat;
 pub mod hash_skew;
 pub mod idle;
 pub mod isolation;
 pub mod latency;
+mod list;
 pub mod local;
+pub mod peers;
+pub mod priority;
 pub mod probes;
 pub mod rebalance;
 pub mod resume;
+pub mod scale;
 pub mod scrape;
 pub mod selection;
 pub mod throughput;
 pub mod trickle;
+
+pub use list::{SCENARIOS, Scenario};
 
 use std::time::{Duration, Instant};
 
 use crate::app::{self, App, Counts, Role};
 use crate::choice::Choice;
 use crate::cluster::{Cluster, ClusterOptions, Node};
-use crate::pipeline::{ConsumerOptions, Layout, ProducerOptions};
+use crate::pipeline::{Activity, ConsumerOptions, Layout, ProducerOptions};
+use crate::quiet::Notes;
 use crate::report::Case;
 use crate::statistics::percentile;
 use crate::usage;
@@ -36,9 +42,20 @@ pub struct Settings {
     pub shards: u32,
     /// Congestion control of links and baseline.
     pub congestion: Option<String>,
+    /// What became of the rounds, and what could not be measured.
+    pub notes: Notes,
 }
 
 impl Settings {
+    /// Runs `round` once for every round; what the quiet ones found. `name` is that of the scenario or of a part of it.
+    fn every_round<T>(
+        &self,
+        name: &str,
+        round: impl FnMut(u32) -> Result<T, String>,
+    ) -> Result<Vec<T>, String> {
+        self.notes.run_rounds(name, self.rounds, round)
+    }
+
     /// A cluster as these settings want it, whose daemons may use this much memory for regions, in bytes.
     fn cluster(&self, memory_bytes: u64) -> ClusterOptions {
         ClusterOptions {
@@ -60,8 +77,8 @@ struct Workload {
     choice: Choice,
     /// With a key: so many percent of the records have the same one.
     hot_key_percent: u64,
-    /// Attach, and write nothing.
-    silent: bool,
+    /// What producers do.
+    activity: Activity,
     /// Compare every byte that is read, and watch the pauses between records.
     compared: bool,
     /// Keep no more in flight to the consumers than they consume in a second.
@@ -76,7 +93,7 @@ impl Workload {
             record_bytes,
             choice: layout.choice(),
             hot_key_percent: 0,
-            silent: false,
+            activity: Activity::Write,
             compared: false,
             debloated: false,
         }
@@ -84,7 +101,7 @@ impl Workload {
 
     /// Starts its producers on one node and its consumers on another, and waits until the consumers have attached.
     fn start(self, from: &Node, to: &Node) -> Result<Stream, String> {
-        let Self { exchange, layout, record_bytes, choice, hot_key_percent, silent, compared, debloated } =
+        let Self { exchange, layout, record_bytes, choice, hot_key_percent, activity, compared, debloated } =
             self;
         let producer = App::start(&Role::Producer(ProducerOptions {
             run_dir: from.run_dir.clone(),
@@ -93,7 +110,7 @@ impl Workload {
             choice,
             hot_key_percent,
             record_bytes,
-            silent,
+            activity,
         }))?;
         let mut consumer = App::start(&Role::Consumer(ConsumerOptions {
             run_dir: to.run_dir.clone(),
@@ -120,6 +137,21 @@ impl Stream {
         watch(&mut self.consumer, &pids, length)
     }
 
+    /// Waits until so many records have been read: until the channels are open, if there are so many.
+    fn await_records(&mut self, records: u64) -> Result<(), String> {
+        let began = Instant::now();
+        loop {
+            let read = self.consumer.report()?.records_total();
+            if read >= records {
+                return Ok(());
+            }
+            if began.elapsed() > OPENING {
+                return Err(format!("{read} of {records} records were read within {} s", OPENING.as_secs()));
+            }
+            std::thread::sleep(OPENING_LOOK);
+        }
+    }
+
     /// Sets how many records a second each consumer takes; 0: none, it stands still.
     fn set_pace(&mut self, records_per_second: &[u64]) -> Result<(), String> {
         for (consumer, rate) in records_per_second.iter().enumerate() {
@@ -138,89 +170,11 @@ impl Stream {
     }
 }
 
-/// A scenario by its name.
-pub struct Scenario {
-    /// What `--scenario` calls it.
-    pub name: &'static str,
-    /// One line for `--list`.
-    pub about: &'static str,
-    /// Runs it.
-    pub run: fn(&Settings) -> Result<Vec<Case>, String>,
-}
+/// How long channels may take to carry their first records.
+const OPENING: Duration = Duration::from_secs(60);
 
-/// Every scenario.
-pub const SCENARIOS: &[Scenario] = &[
-    Scenario {
-        name: "throughput",
-        about: "64 channels over one link; records of 32 KiB, 512 B and 64 B",
-        run: throughput::run,
-    },
-    Scenario {
-        name: "local",
-        about: "64 channels on one node, against the same between two nodes; records of 32 KiB, 1 KiB and 64 B",
-        run: local::run,
-    },
-    Scenario {
-        name: "isolation",
-        about: "64 forward channels over one link, then one consumer stopped",
-        run: isolation::run,
-    },
-    Scenario {
-        name: "idle",
-        about: "1,024 attached channels at rest: CPU and memory of the daemons",
-        run: idle::run,
-    },
-    Scenario {
-        name: "latency",
-        about: "there and back, and 10,000 messages a second at fixed times, beside raw TCP",
-        run: latency::run,
-    },
-    Scenario {
-        name: "trickle",
-        about: "100 B every 20 ms beside a bulk channel: delay against the buffer timeout",
-        run: trickle::run,
-    },
-    Scenario {
-        name: "control",
-        about: "both directions full, then moving: delay of priority events meanwhile",
-        run: control::run,
-    },
-    Scenario {
-        name: "rebalance",
-        about: "8 consumers of which one is slow, stopped, or recovers: in turn, Flink's next four, adaptive",
-        run: rebalance::run,
-    },
-    Scenario {
-        name: "selection",
-        about: "what it costs to choose a consumer, without daemons: in turn, adaptive, up to 4,096 consumers",
-        run: selection::run,
-    },
-    Scenario {
-        name: "hash-skew",
-        about: "half of the records have one key: more consumers, and salting",
-        run: hash_skew::run,
-    },
-    Scenario {
-        name: "resume",
-        about: "what retention costs; how long records stop when all sockets are killed (root, ss)",
-        run: resume::run,
-    },
-    Scenario {
-        name: "debloat",
-        about: "what is in flight to a slow consumer with debloating and without, what it costs a fast one, how it follows",
-        run: debloat::run,
-    },
-    Scenario {
-        name: "probes",
-        about: "what the kernel probes cost: on links that move 32 KiB records, and on sockets of others (root)",
-        run: probes::run,
-    },
-    Scenario {
-        name: "scrape",
-        about: "10,000 channels: how long a scrape of /metrics takes, and how large it is",
-        run: scrape::run,
-    },
-];
+/// Time between two looks while they do.
+const OPENING_LOOK: Duration = Duration::from_millis(1);
 
 /// Time that processes run before a window opens, so that pools are filled and TCP windows have opened.
 const WARM_UP: Duration = Duration::from_millis(400);

@@ -7,6 +7,8 @@ use crate::{setup, test, tidy};
 pub(crate) fn run() -> Outcome {
     step("fmt");
     process::cargo(&["fmt", "--all", "--check"])?;
+    // A workspace of its own.
+    process::cargo(&["fmt", "--manifest-path", "bench/peers/Cargo.toml", "--check"])?;
     step("tidy");
     tidy::run()?;
     // Before anything is built: the daemon is built without kernel probes while their tools are missing.

@@ -3,6 +3,7 @@
 //! The verbs start processes and read files; they link no product crate, so that they still run when the product
 //! does not build.
 
+mod bench;
 mod ci;
 mod ebpf;
 mod fuzz;
@@ -51,9 +52,10 @@ enum Verb {
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more
     #[command(disable_help_flag = true)]
     Demo(PassedOn),
-    /// Measure throughput, isolation and idle cost against a raw TCP blast in the same run
+    /// Measure what Weir does and costs, against raw TCP and other libraries in the same run; `--list` shows the scenarios,
+    /// `--base REV` compares two revisions
     #[command(disable_help_flag = true)]
-    Bench(PassedOn),
+    Bench(bench::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -74,8 +76,8 @@ fn main() -> ExitCode {
         Verb::Fuzz(arguments) => fuzz::run(&arguments),
         Verb::Miri => miri::run(),
         Verb::Lab(verb) => lab::run(&verb),
-        Verb::Demo(arguments) => measure("weir-demo", &arguments.rest),
-        Verb::Bench(arguments) => measure("weir-bench", &arguments.rest),
+        Verb::Demo(arguments) => demo(&arguments.rest),
+        Verb::Bench(arguments) => bench::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -86,17 +88,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds the daemon and a program of the bench crate with optimisation, and runs the latter beside the former.
-fn measure(program: &str, arguments: &[String]) -> process::Outcome {
-    process::cargo(&[
-        "build",
-        "--quiet",
-        "--release",
-        "--locked",
-        "--package",
-        "weir",
-        "--package",
-        "weir-bench",
-    ])?;
-    process::run(process::command(process::release_directory().join(program)).args(arguments))
+/// Builds the daemon and the demo with optimisation, and runs the latter beside the former.
+fn demo(arguments: &[String]) -> process::Outcome {
+    bench::build(&process::root(), &process::target_directory())?;
+    process::run(process::command(process::release_directory().join("weir-demo")).args(arguments))
 }

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use weir_bench::app;
 use weir_bench::cluster::{Cluster, Node};
 
 use crate::corpus::{Chunk, Tally};
@@ -128,14 +129,8 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let children =
-            self.consumers.iter_mut().map(|consumer| &mut consumer.child).chain(&mut self.producer);
-        for child in children {
-            if let Ok(None) = child.try_wait() {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
+        let consumers = self.consumers.iter_mut().map(|consumer| &mut consumer.child);
+        app::kill(&mut consumers.chain(&mut self.producer).collect::<Vec<_>>());
     }
 }
 

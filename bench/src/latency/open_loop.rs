@@ -28,10 +28,16 @@ pub(super) fn send(options: Options, every_ns: u64, board: &Arc<Board>) -> Resul
             }
         }
     }
+    start(senders, options.bytes, every_ns, board);
+    Ok(())
+}
+
+/// Starts a thread that sends a message of `bytes` every `every_ns`, to the senders in turn.
+pub fn start(mut senders: Vec<Box<dyn Sender>>, bytes: usize, every_ns: u64, board: &Arc<Board>) {
     spawn_worker("open loop", Arc::clone(board), move |board| {
         // Else the kernel wakes a sleeper up to 50 us late, half of the time between two messages.
         rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).map_err(|error| error.to_string())?;
-        let mut message = vec![0_u8; options.bytes];
+        let mut message = vec![0_u8; bytes];
         let mut due_ns = now_ns();
         for at in (0..senders.len()).cycle() {
             if board.is_ending() {
@@ -47,7 +53,6 @@ pub(super) fn send(options: Options, every_ns: u64, board: &Arc<Board>) -> Resul
         }
         Ok(())
     });
-    Ok(())
 }
 
 /// Starts the receiver.

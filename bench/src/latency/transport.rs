@@ -12,8 +12,11 @@ use crate::app::Board;
 use crate::pipeline::attach;
 
 /// Where messages go.
-pub(super) trait Sender: Send {
+pub trait Sender: Send {
     /// Sends one, without waiting for more of them.
+    ///
+    /// # Errors
+    /// One line: why it cannot.
     fn send(&mut self, message: &[u8]) -> Result<(), String>;
 }
 

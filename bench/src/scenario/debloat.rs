@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const SETTLE: Duration = Duration::from_millis(2_500);
 
 /// Steps take their time: no more rounds of them than this.
-const STEP_ROUNDS: u32 = 3;
+const STEP_ROUNDS: u32 = 2;
 
 /// The slow one, the fast one, the one that steps.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
@@ -61,6 +61,15 @@ fn both(cluster: &Cluster, name: &str, record_bytes: usize) -> Result<[Stream; 2
     Ok([start("with", true)?, start("without", false)?])
 }
 
+/// One round of a slow consumer, with debloating and without.
+struct Slow {
+    records_per_second: Vec<f64>,
+    /// Bytes.
+    in_flight: [f64; 2],
+    /// How long the consumer takes for what is in flight to it, with debloating.
+    seconds: f64,
+}
+
 fn slow(settings: &Settings) -> Result<Case, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut streams = both(&cluster, "slow", RECORD_BYTES)?;
@@ -69,35 +78,28 @@ fn slow(settings: &Settings) -> Result<Case, String> {
     }
     // What was granted to a consumer that was not slow yet has to be consumed.
     sleep(Duration::from_secs(10));
-    let mut found: [Vec<f64>; 2] = Default::default();
-    let (mut counts, mut seconds): ([Vec<f64>; 2], _) = (Default::default(), Vec::new());
-    for round in 0..settings.rounds {
+    let rounds = settings.every_round("debloat, a slow consumer", |_| {
         let windows: Result<Vec<Window>, String> =
             streams.iter_mut().map(|stream| stream.watch(&cluster, settings.window)).collect();
-        for (counts, window) in counts.iter_mut().zip(windows?) {
-            counts.push(window.records_per_second());
-        }
         let report = cluster.ask(cluster.a(), "channels")?;
-        for (found, what) in found.iter_mut().zip(["with", "without"]) {
-            found.push(in_flight(&report, &format!("slow-{what}")));
-        }
         let gates = cluster.ask(cluster.b(), "channels")?;
-        seconds.push(debloat_number(&gates, "slow-with", "in_flight_seconds").unwrap_or(f64::NAN));
-        eprintln!("debloat: round {} of {}, a slow consumer", round + 1, settings.rounds);
-    }
+        Ok(Slow {
+            records_per_second: windows?.iter().map(Window::records_per_second).collect(),
+            in_flight: ["with", "without"].map(|what| in_flight(&report, &format!("slow-{what}"))),
+            seconds: debloat_number(&gates, "slow-with", "in_flight_seconds").unwrap_or(f64::NAN),
+        })
+    })?;
     streams.into_iter().try_for_each(Stream::end)?;
     let mut case = Case::new(format!(
         "debloat: {CHANNELS} channels to a consumer that takes {SLOW} records of {RECORD_BYTES} B a second"
     ));
-    let [with, without] = found;
-    case.figure(
-        "percent_less_in_flight",
-        with.iter().zip(&without).map(|(with, without)| (1.0 - with / without) * 100.0),
-    );
-    case.figure("with_in_flight_kilobytes", with.iter().map(|bytes| bytes / 1e3));
-    case.figure("without_in_flight_kilobytes", without.iter().map(|bytes| bytes / 1e3));
-    case.figure("with_in_flight_seconds", seconds);
-    for (counts, what) in counts.into_iter().zip(["with", "without"]) {
+    let in_flight = || rounds.iter().map(|round| round.in_flight);
+    case.figure("percent_less_in_flight", in_flight().map(|[with, without]| (1.0 - with / without) * 100.0));
+    case.figure("with_in_flight_kilobytes", in_flight().map(|[with, _]| with / 1e3));
+    case.figure("without_in_flight_kilobytes", in_flight().map(|[_, without]| without / 1e3));
+    case.figure("with_in_flight_seconds", rounds.iter().map(|round| round.seconds));
+    for (at, what) in ["with", "without"].into_iter().enumerate() {
+        let counts = rounds.iter().filter_map(|round| round.records_per_second.get(at).copied());
         case.figure(&format!("{what}_records_per_second"), counts);
     }
     Ok(case)
@@ -106,22 +108,25 @@ fn slow(settings: &Settings) -> Result<Case, String> {
 fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut streams = both(&cluster, "fast", record_bytes)?;
-    let mut windows: [Vec<Window>; 2] = Default::default();
-    for round in 0..settings.rounds {
-        // One at a time; who is first takes turns.
-        for at in [round as usize % 2, (round as usize + 1) % 2] {
-            let [with, without] = &mut streams;
-            let (stream, other) = if at == 0 { (with, without) } else { (without, with) };
+    let rounds = settings.every_round(&format!("debloat, a fast consumer, {record_bytes} B"), |round| {
+        let [with, without] = &mut streams;
+        let mut one = |is_with: bool| {
+            let (stream, other) =
+                if is_with { (&mut *with, &mut *without) } else { (&mut *without, &mut *with) };
             other.set_pace(&[0])?;
             stream.set_pace(&[u64::from(u32::MAX)])?;
             sleep(SETTLE);
-            let window = stream.watch(&cluster, settings.window)?;
-            if let Some(windows) = windows.get_mut(at) {
-                windows.push(window);
-            }
-        }
-        eprintln!("debloat: round {} of {}, a fast consumer, {record_bytes} B", round + 1, settings.rounds);
-    }
+            stream.watch(&cluster, settings.window)
+        };
+        // One at a time; who is first takes turns.
+        Ok::<[Window; 2], String>(if round % 2 == 0 {
+            let with = one(true)?;
+            [with, one(false)?]
+        } else {
+            let without = one(false)?;
+            [one(true)?, without]
+        })
+    })?;
     for stream in &mut streams {
         stream.set_pace(&[u64::from(u32::MAX)])?;
     }
@@ -129,17 +134,14 @@ fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
     let mut case = Case::new(format!(
         "debloat: {CHANNELS} channels to a consumer that takes all it can, records of {record_bytes} B"
     ));
-    let ratios = |value: fn(&Window) -> f64| -> Vec<f64> {
-        let [with, without] = &windows;
-        with.iter().zip(without).map(|(with, without)| value(with) / value(without)).collect()
+    let ratios = |value: fn(&Window) -> f64| {
+        rounds.iter().map(move |[with, without]| value(with) / value(without))
     };
     case.figure("throughput_with_over_without", ratios(Window::gigabytes_per_second));
     case.figure("cpu_per_gigabyte_with_over_without", ratios(Window::cpu_seconds_per_gigabyte));
-    for (windows, what) in windows.iter().zip(["with", "without"]) {
-        let rates = windows.iter().map(Window::gigabytes_per_second);
-        case.figure(&format!("{what}_gigabytes_per_second"), rates);
-    }
-    case.figure("foreign_cores", windows.iter().flatten().map(|window| window.foreign_cores));
+    case.figure("with_gigabytes_per_second", rounds.iter().map(|[with, _]| with.gigabytes_per_second()));
+    case.figure("without_gigabytes_per_second", rounds.iter().map(|[_, without]| without.gigabytes_per_second()));
+    case.figure("foreign_cores", rounds.iter().flatten().map(|window| window.foreign_cores));
     Ok(case)
 }
 
@@ -160,23 +162,22 @@ fn steps(settings: &Settings) -> Result<Case, String> {
     let [low, high] = STEPS;
     // The first step is only a beginning.
     step(&cluster, &mut stream, low)?;
-    let (mut up, mut down, mut turns) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..settings.rounds.min(STEP_ROUNDS) {
-        up.push(step(&cluster, &mut stream, high)?);
-        turns.push(plateau(&cluster)?);
-        down.push(step(&cluster, &mut stream, low)?);
-        turns.push(plateau(&cluster)?);
-        eprintln!("debloat: round {} of {}, steps", round + 1, settings.rounds.min(STEP_ROUNDS));
-    }
+    let rounds = settings.notes.run_rounds("debloat, steps", settings.rounds.min(STEP_ROUNDS), |_| {
+        let up = step(&cluster, &mut stream, high)?;
+        let high_turns = plateau(&cluster)?;
+        let down = step(&cluster, &mut stream, low)?;
+        Ok::<_, String>((up, down, [high_turns, plateau(&cluster)?]))
+    })?;
     stream.end()?;
+    let (up, down) = (|| rounds.iter().map(|(up, ..)| up), || rounds.iter().map(|(_, down, _)| down));
     let mut case = Case::new(format!(
         "debloat: {CHANNELS} channels to a consumer that takes {low}, then {high} records of {RECORD_BYTES} B a second"
     ));
-    case.figure("up_seconds_until_wanted", up.iter().map(|step| step.wanted));
-    case.figure("down_seconds_until_wanted", down.iter().map(|step| step.wanted));
-    case.figure("down_seconds_until_in_flight", down.iter().map(|step| step.in_flight));
-    case.figure("down_seconds_to_consume_what_was_granted", down.iter().map(|step| step.granted));
-    case.figure("plateau_direction_changes", turns);
+    case.figure("up_seconds_until_wanted", up().map(|step| step.wanted));
+    case.figure("down_seconds_until_wanted", down().map(|step| step.wanted));
+    case.figure("down_seconds_until_in_flight", down().map(|step| step.in_flight));
+    case.figure("down_seconds_to_consume_what_was_granted", down().map(|step| step.granted));
+    case.figure("plateau_direction_changes", rounds.iter().flat_map(|(.., turns)| *turns));
     Ok(case)
 }
 

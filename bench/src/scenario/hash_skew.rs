@@ -40,9 +40,9 @@ const WAYS: [Way; 4] = [
 /// Each round: every way once.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
-    let mut rates = vec![Vec::new(); WAYS.len()];
-    for round in 0..settings.rounds {
-        for (way, rates) in WAYS.iter().zip(&mut rates) {
+    let rounds = settings.every_round("hash-skew", |round| {
+        let mut rates = Vec::new();
+        for way in &WAYS {
             let layout = Layout::Spread { producers: 1, consumers: way.consumers };
             let mut workload = Workload::new(format!("{}-{round}", way.name), layout, RECORD_BYTES);
             workload.choice = Choice::Hash { salt: way.salt };
@@ -53,17 +53,15 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
             rates.push(stream.watch(&cluster, settings.window)?.records_per_second());
             stream.end()?;
         }
-        eprintln!("hash-skew: round {} of {}", round + 1, settings.rounds);
-    }
+        Ok(rates)
+    })?;
     let mut case = Case::new(format!(
         "hash-skew: {HOT_PERCENT} % of the records have one key, consumers of {PACE} records/s each"
     ));
-    for (way, rates) in WAYS.iter().zip(&rates) {
-        case.figure(&format!("records_per_second_{}", way.name), rates.iter().copied());
+    for (at, way) in WAYS.iter().enumerate() {
+        case.figure(&format!("records_per_second_{}", way.name), rounds.iter().map(|rates| rates[at]));
     }
-    let over = |at: usize, base: usize| {
-        rates[at].iter().zip(&rates[base]).map(|(rate, base)| rate / base).collect::<Vec<_>>()
-    };
+    let over = |at: usize, base: usize| rounds.iter().map(move |rates| rates[at] / rates[base]);
     case.figure("twice_the_consumers_over_4", over(2, 1));
     case.figure("salt_over_none", over(3, 2));
     Ok(vec![case])

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::Cluster;
-use crate::pipeline::Layout;
+use crate::pipeline::{Activity, Layout};
 use crate::report::Case;
 use crate::usage;
 
@@ -24,15 +24,12 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let private = || daemons.map(|pid| usage::private_bytes(pid) as f64 / 1e6);
     let empty = private();
     let mut idle = Workload::new("idle", Layout::AllToAll(PARALLELISM), 64);
-    idle.silent = true;
+    idle.activity = Activity::Silent;
     let mut idle = idle.start(cluster.a(), cluster.b())?;
     std::thread::sleep(SETTLE);
     let open = cluster.ask(cluster.b(), "channels")?;
     let channels = open.get("channels").and_then(|rows| rows.as_array()).map_or(0, Vec::len);
-    let mut windows = Vec::new();
-    for _ in 0..settings.rounds {
-        windows.push(watch(&mut idle.consumer, &daemons, settings.window.max(Duration::from_secs(2)))?);
-    }
+    let windows = settings.every_round("idle", |_| watch(&mut idle.consumer, &daemons, settings.window))?;
     let full = private();
     idle.end()?;
     let mut case = Case::new(format!("idle: {} channels open and silent", PARALLELISM * PARALLELISM));

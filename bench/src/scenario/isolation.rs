@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, WARM_UP, Workload};
+use super::{Settings, WARM_UP, Window, Workload};
 
 const CHANNELS: u32 = 64;
 const RECORD_BYTES: usize = 4096;
@@ -20,40 +20,39 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let workload = Workload::new("isolation", Layout::Forward(CHANNELS), RECORD_BYTES);
     let mut stream = workload.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
-    let (mut running, mut stopped) = (Vec::new(), Vec::new());
-    for round in 0..settings.rounds {
-        running.push(stream.watch(&cluster, settings.window)?);
+    let rounds = settings.every_round("isolation", |_| {
+        let running = stream.watch(&cluster, settings.window)?;
         stream.consumer.command(&format!("stop {STOPPED}"))?;
         std::thread::sleep(WARM_UP);
-        stopped.push(stream.watch(&cluster, settings.window)?);
+        let stopped = stream.watch(&cluster, settings.window)?;
         stream.consumer.command(&format!("go {STOPPED}"))?;
         std::thread::sleep(WARM_UP);
-        eprintln!("isolation: round {} of {}", round + 1, settings.rounds);
-    }
+        Ok([running, stopped])
+    })?;
     stream.end()?;
+    let rate = |window: &Window| others(&window.counts) / window.seconds;
     let mut case = Case::new(format!(
         "isolation: {CHANNELS} forward channels, records of {RECORD_BYTES} B, one consumer stopped"
     ));
     case.figure(
         "gigabytes_per_second_of_the_others_running",
-        running.iter().map(|w| others(&w.counts) / w.seconds),
+        rounds.iter().map(|[running, _]| rate(running)),
     );
     case.figure(
         "gigabytes_per_second_of_the_others_stopped",
-        stopped.iter().map(|w| others(&w.counts) / w.seconds),
+        rounds.iter().map(|[_, stopped]| rate(stopped)),
     );
     case.figure(
         "others_stopped_over_running",
-        running
-            .iter()
-            .zip(&stopped)
-            .map(|(a, b)| (others(&b.counts) / b.seconds) / (others(&a.counts) / a.seconds)),
+        rounds.iter().map(|[running, stopped]| rate(stopped) / rate(running)),
     );
     case.figure(
         "bytes_of_the_stopped_one",
-        stopped.iter().map(|w| w.counts.bytes.get(STOPPED).map_or(0.0, |b| *b as f64)),
+        rounds
+            .iter()
+            .map(|[_, stopped]| stopped.counts.bytes.get(STOPPED).map_or(0.0, |bytes| *bytes as f64)),
     );
-    case.figure("foreign_cores", running.iter().chain(&stopped).map(|window| window.foreign_cores));
+    case.figure("foreign_cores", rounds.iter().flatten().map(|window| window.foreign_cores));
     Ok(vec![case])
 }
 

@@ -2,6 +2,7 @@
 //! that fills the same path. Each beside raw TCP in the same round.
 
 use crate::app::{self, App, Role};
+use crate::blast;
 use crate::cluster::Cluster;
 use crate::latency::{Options, Part, Transport};
 use crate::pipeline::Layout;
@@ -12,10 +13,10 @@ use super::{Settings, WARM_UP, Workload};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const PING_BYTES: usize = 64;
-const OPEN_LOOP_BYTES: usize = 1024;
+pub(super) const OPEN_LOOP_BYTES: usize = 1024;
 
 /// 10,000 messages a second.
-const EVERY_NS: u64 = 100_000;
+pub(super) const EVERY_NS: u64 = 100_000;
 
 const BULK_RECORD_BYTES: usize = 32 << 10;
 
@@ -23,53 +24,69 @@ const BULK_RECORD_BYTES: usize = 32 << 10;
 const OPEN_LOOPS: [(u32, u64); 4] = [(1, 0), (16, 0), (1, 1), (1, 100)];
 
 /// The times of the messages of one window, in nanoseconds.
-type Times = Vec<u64>;
+pub(super) type Times = Vec<u64>;
 
 /// The windows of one measurement over raw TCP and over Weir, one a round.
-#[derive(Default)]
 struct Pairs {
     tcp: Vec<Times>,
     weir: Vec<Times>,
 }
 
+/// What one round found: over raw TCP, over Weir.
+struct Round {
+    wake: Times,
+    alone: [Times; 2],
+    beside: [Times; 2],
+    open_loops: Vec<[Times; 2]>,
+}
+
 /// Each round: every measurement over raw TCP, then over Weir.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
-    let mut wakes = Vec::new();
-    let (mut alone, mut beside) = (Pairs::default(), Pairs::default());
-    let mut open_loops: Vec<Pairs> = OPEN_LOOPS.iter().map(|_| Pairs::default()).collect();
-    for round in 0..settings.rounds {
-        wakes.push(wake(settings)?);
-        alone.tcp.push(ping_tcp(settings)?);
-        alone.weir.push(ping_weir(settings, &cluster, &format!("ping-{round}"))?);
-        beside.tcp.push(beside_blast(settings)?);
-        beside.weir.push(beside_bulk(settings, &cluster, round)?);
-        for ((channels, buffer_timeout_ms), pairs) in OPEN_LOOPS.into_iter().zip(&mut open_loops) {
-            pairs.tcp.push(open_loop_tcp(settings, channels)?);
-            let exchange = format!("open-{channels}-{buffer_timeout_ms}-{round}");
-            pairs.weir.push(open_loop_weir(settings, &cluster, exchange, channels, buffer_timeout_ms)?);
-        }
-        eprintln!("latency: round {} of {}", round + 1, settings.rounds);
-    }
-    let mut cases = vec![ping_case(&alone, &wakes), beside_case(&beside)];
-    for ((channels, buffer_timeout_ms), pairs) in OPEN_LOOPS.into_iter().zip(&open_loops) {
-        cases.push(open_loop_case(channels, buffer_timeout_ms, pairs));
+    let rounds = settings.every_round("latency", |round| {
+        Ok(Round {
+            wake: wake(settings)?,
+            alone: [ping_tcp(settings)?, ping_weir(settings, &cluster, &format!("ping-{round}"))?],
+            beside: [beside_blast(settings)?, beside_bulk(settings, &cluster, round)?],
+            open_loops: open_loops(settings, &cluster, round)?,
+        })
+    })?;
+    let wakes: Vec<Times> = rounds.iter().map(|round| round.wake.clone()).collect();
+    let mut cases = vec![
+        ping_case(&Pairs::of(&rounds, |round| &round.alone), &wakes),
+        beside_case(&Pairs::of(&rounds, |round| &round.beside)),
+    ];
+    for (at, (channels, buffer_timeout_ms)) in OPEN_LOOPS.into_iter().enumerate() {
+        let pairs = Pairs::of(&rounds, |round| &round.open_loops[at]);
+        cases.push(open_loop_case(channels, buffer_timeout_ms, &pairs));
     }
     Ok(cases)
+}
+
+impl Pairs {
+    fn of<'a>(rounds: &'a [Round], part: impl Fn(&'a Round) -> &'a [Times; 2]) -> Self {
+        let which = |at: usize| rounds.iter().map(|round| part(round)[at].clone()).collect();
+        Self { tcp: which(0), weir: which(1) }
+    }
+}
+
+fn open_loops(settings: &Settings, cluster: &Cluster, round: u32) -> Result<Vec<[Times; 2]>, String> {
+    let measure = |(channels, buffer_timeout_ms): (u32, u64)| {
+        let exchange = format!("open-{channels}-{buffer_timeout_ms}-{round}");
+        Ok([
+            open_loop_tcp(settings, channels)?,
+            open_loop_weir(settings, cluster, exchange, channels, buffer_timeout_ms)?,
+        ])
+    };
+    OPEN_LOOPS.into_iter().map(measure).collect()
 }
 
 fn start(transport: Transport, bytes: usize, channels: u32, part: Part) -> Result<App, String> {
     App::start(&Role::Latency(Options { transport, bytes, channels, part }))
 }
 
-/// The port at which a process listens.
-fn port_of(app: &mut App) -> Result<u16, String> {
-    let counts = app.report()?;
-    counts.records.get(1).and_then(|port| u16::try_from(*port).ok()).ok_or_else(|| "no port".to_owned())
-}
-
 /// What `app` notes within a window.
-fn watch(settings: &Settings, app: &mut App) -> Result<Times, String> {
+pub(super) fn watch(settings: &Settings, app: &mut App) -> Result<Times, String> {
     std::thread::sleep(WARM_UP);
     app.report()?;
     std::thread::sleep(settings.window);
@@ -84,7 +101,7 @@ fn wake(settings: &Settings) -> Result<Times, String> {
 
 fn ping_tcp(settings: &Settings) -> Result<Times, String> {
     let mut echo = start(Transport::Tcp { port: None }, PING_BYTES, 1, Part::Echo)?;
-    let port = Some(port_of(&mut echo)?);
+    let port = Some(echo.port()?);
     let mut ping = start(Transport::Tcp { port }, PING_BYTES, 1, Part::Ping)?;
     watch(settings, &mut ping)
 }
@@ -104,9 +121,11 @@ fn ping_weir(settings: &Settings, cluster: &Cluster, exchange: &str) -> Result<T
 
 /// A ping over raw TCP while another connection carries a blast.
 fn beside_blast(settings: &Settings) -> Result<Times, String> {
-    let mut receiver = App::start(&Role::BlastReceiver)?;
-    let port = port_of(&mut receiver)?;
-    let _sender = App::start(&Role::BlastSender { port, congestion: settings.congestion.clone() })?;
+    let chunk_bytes = blast::CHUNK_BYTES;
+    let mut receiver = App::start(&Role::BlastReceiver { chunk_bytes })?;
+    let port = receiver.port()?;
+    let _sender =
+        App::start(&Role::BlastSender { port, chunk_bytes, congestion: settings.congestion.clone() })?;
     ping_tcp(settings)
 }
 
@@ -119,15 +138,15 @@ fn beside_bulk(settings: &Settings, cluster: &Cluster, round: u32) -> Result<Tim
     Ok(times)
 }
 
-fn open_loop_tcp(settings: &Settings, channels: u32) -> Result<Times, String> {
+pub(super) fn open_loop_tcp(settings: &Settings, channels: u32) -> Result<Times, String> {
     let mut receiver = start(Transport::Tcp { port: None }, OPEN_LOOP_BYTES, channels, Part::Receive)?;
-    let port = Some(port_of(&mut receiver)?);
+    let port = Some(receiver.port()?);
     let part = Part::OpenLoop { every_ns: EVERY_NS };
     let _sender = start(Transport::Tcp { port }, OPEN_LOOP_BYTES, channels, part)?;
     watch(settings, &mut receiver)
 }
 
-fn open_loop_weir(
+pub(super) fn open_loop_weir(
     settings: &Settings,
     cluster: &Cluster,
     exchange: String,
@@ -148,11 +167,11 @@ fn open_loop_weir(
 }
 
 /// Percentiles in microseconds, one value a round.
-fn microseconds<'a>(rounds: &'a [Times], share: f64) -> impl Iterator<Item = f64> + 'a {
+pub(super) fn microseconds<'a>(rounds: &'a [Times], share: f64) -> impl Iterator<Item = f64> + 'a {
     rounds.iter().map(move |times| percentile(times, share) as f64 / 1e3)
 }
 
-fn percentiles(case: &mut Case, name: &str, rounds: &[Times]) {
+pub(super) fn percentiles(case: &mut Case, name: &str, rounds: &[Times]) {
     for (what, share) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)] {
         case.figure(&format!("{name}_microseconds_{what}"), microseconds(rounds, share));
     }

@@ -15,9 +15,9 @@ const RECORD_BYTES: [usize; 3] = [32 * 1024, 1024, 64];
 /// Each round: for each record length between the nodes, then on one; the next round the other way round.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
-    let mut rounds: [Vec<[Window; 2]>; RECORD_BYTES.len()] = Default::default();
-    for round in 0..settings.rounds {
-        for (record_bytes, pairs) in RECORD_BYTES.into_iter().zip(&mut rounds) {
+    let rounds = settings.every_round("local", |round| {
+        let mut pairs = Vec::new();
+        for record_bytes in RECORD_BYTES {
             let transfer = |to: &Node| transfer(settings, &cluster, to, round, record_bytes);
             pairs.push(if round % 2 == 0 {
                 let remote = transfer(cluster.b())?;
@@ -27,9 +27,10 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
                 [transfer(cluster.b())?, local]
             });
         }
-        eprintln!("local: round {} of {}", round + 1, settings.rounds);
-    }
-    Ok(RECORD_BYTES.into_iter().zip(&rounds).map(|(record_bytes, pairs)| case(record_bytes, pairs)).collect())
+        Ok(pairs)
+    })?;
+    let of = |at: usize| rounds.iter().filter_map(|pairs| pairs.get(at)).collect::<Vec<_>>();
+    Ok(RECORD_BYTES.into_iter().enumerate().map(|(at, record_bytes)| case(record_bytes, &of(at))).collect())
 }
 
 /// One window from node `a` to `to`.
@@ -48,7 +49,7 @@ fn transfer(
     Ok(window)
 }
 
-fn case(record_bytes: usize, pairs: &[[Window; 2]]) -> Case {
+fn case(record_bytes: usize, pairs: &[&[Window; 2]]) -> Case {
     let mut case = Case::new(format!("local: {CHANNELS} channels on one node, records of {record_bytes} B"));
     let local = || pairs.iter().map(|[_, local]| local);
     case.figure("gigabytes_per_second", local().map(Window::gigabytes_per_second));

@@ -28,7 +28,7 @@ const PROBES_PER_ROUND_TRIP: f64 = 6.0;
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     if let Err(reason) = Cluster::start(&with(settings, "require")) {
         let last = reason.lines().last().unwrap_or_default();
-        eprintln!("not run here: the cost of the probes, which cannot be loaded ({last})");
+        settings.notes.not_run(format!("the cost of the probes, which cannot be loaded ({last})"));
         return Ok(Vec::new());
     }
     Ok(vec![watched(settings)?, others(settings)?])
@@ -40,18 +40,16 @@ fn with(settings: &Settings, probes: &'static str) -> ClusterOptions {
 
 /// Throughput without probes and with all of them; each round begins with the other one.
 fn watched(settings: &Settings) -> Result<Case, String> {
-    let (mut without, mut with_probes) = (Vec::new(), Vec::new());
-    for round in 0..settings.rounds {
-        let mut order = ["off", "require"];
-        if round % 2 == 1 {
-            order.reverse();
+    let rounds = settings.every_round("probes: links", |round| {
+        if round % 2 == 0 {
+            let without = transfer(settings, "off")?;
+            Ok((without, transfer(settings, "require")?))
+        } else {
+            let with_probes = transfer(settings, "require")?;
+            Ok((transfer(settings, "off")?, with_probes))
         }
-        for probes in order {
-            let window = transfer(settings, probes)?;
-            if probes == "off" { &mut without } else { &mut with_probes }.push(window);
-        }
-        eprintln!("probes: round {} of {}, links", round + 1, settings.rounds);
-    }
+    })?;
+    let (without, with_probes): (Vec<Window>, Vec<Window>) = rounds.into_iter().unzip();
     let mut case =
         Case::new(format!("probes: {CHANNELS} channels over one link, records of {RECORD_BYTES} B"));
     for (name, windows) in [("without", &without), ("with", &with_probes)] {
@@ -88,25 +86,24 @@ fn transfer(settings: &Settings, probes: &'static str) -> Result<Window, String>
 /// A machine has one daemon. Programs of two stand at the same hooks one behind the other, so the second shows what it
 /// costs that another one is there already.
 fn others(settings: &Settings) -> Result<Case, String> {
-    let mut found = [const { Vec::new() }; 3];
-    for round in 0..settings.rounds {
+    let rounds = settings.every_round("probes: sockets of others", |round| {
+        let mut found = [0.0; 3];
         for step in 0..found.len() {
             let daemons = (step + round as usize) % found.len();
             let options = ClusterOptions { probes_at_one: daemons == 1, ..with(settings, "require") };
             let _cluster = (daemons > 0).then(|| Cluster::start(&options)).transpose()?;
-            found[daemons].push(round_trip_ns()?);
+            found[daemons] = round_trip_ns()?;
         }
-        eprintln!("probes: round {} of {}, sockets of others", round + 1, settings.rounds);
-    }
+        Ok(found)
+    })?;
     let mut case = Case::new("probes: a connection that is not Weir's, round trips of one byte");
-    let [none, one, two] = &found;
-    let per_event = |less: &[f64], more: &[f64]| -> Vec<f64> {
-        less.iter().zip(more).map(|(less, more)| (more - less) / PROBES_PER_ROUND_TRIP).collect()
+    let per_event = |less: usize, more: usize| {
+        rounds.iter().map(move |found| (found[more] - found[less]) / PROBES_PER_ROUND_TRIP)
     };
-    case.figure("cpu_nanoseconds_per_event", per_event(none, one));
-    case.figure("cpu_nanoseconds_per_event_second_daemon", per_event(one, two));
-    case.figure("cpu_nanoseconds_per_round_trip_without", none.iter().copied());
-    case.figure("cpu_nanoseconds_per_round_trip_beside_probes", one.iter().copied());
+    case.figure("cpu_nanoseconds_per_event", per_event(0, 1));
+    case.figure("cpu_nanoseconds_per_event_second_daemon", per_event(1, 2));
+    case.figure("cpu_nanoseconds_per_round_trip_without", rounds.iter().map(|found| found[0]));
+    case.figure("cpu_nanoseconds_per_round_trip_beside_probes", rounds.iter().map(|found| found[1]));
     Ok(case)
 }
 

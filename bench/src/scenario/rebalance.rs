@@ -67,41 +67,39 @@ impl Skew {
 /// Each round: every skew with every choice; then how soon a consumer that has recovered gets its share.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
-    // Of each skew and choice: the share of what all consumers can take, in each round.
-    let mut shares = vec![[Vec::new(), Vec::new(), Vec::new()]; SKEWS.len()];
-    let mut recoveries = Vec::new();
-    for round in 0..settings.rounds {
+    let rounds = settings.every_round("rebalance", |round| {
+        // Of each skew and choice: the share of what all consumers can take.
+        let mut shares = [[0.0; CHOICES.len()]; SKEWS.len()];
         for (skew, shares) in SKEWS.iter().zip(&mut shares) {
-            for ((name, choice), shares) in CHOICES.into_iter().zip(shares) {
+            for ((name, choice), share) in CHOICES.into_iter().zip(shares) {
                 let exchange = format!("{name}-{}-{}-{round}", skew.producers, skew.slow_pace);
-                shares.push(share(settings, &cluster, exchange, skew, choice)?);
+                *share = measure(settings, &cluster, exchange, skew, choice)?;
             }
         }
-        recoveries.push(recovery(&cluster, round)?);
-        eprintln!("rebalance: round {} of {}", round + 1, settings.rounds);
-    }
-    let mut cases: Vec<Case> = SKEWS.iter().zip(&shares).map(|(skew, shares)| case(skew, shares)).collect();
+        Ok((shares, recovery(&cluster, round)?))
+    })?;
+    let shares_of = |at: usize| rounds.iter().map(|(shares, _)| shares[at]).collect::<Vec<_>>();
+    let mut cases: Vec<Case> =
+        SKEWS.iter().enumerate().map(|(at, skew)| case(skew, &shares_of(at))).collect();
     let mut case = Case::new("rebalance: one of 8 took a tenth and takes all it is given again, adaptive");
-    case.figure("milliseconds_until_it_has_its_share", recoveries);
+    case.figure("milliseconds_until_it_has_its_share", rounds.iter().map(|(_, recovery)| *recovery));
     cases.push(case);
     Ok(cases)
 }
 
-fn case(skew: &Skew, shares: &[Vec<f64>; 3]) -> Case {
+fn case(skew: &Skew, rounds: &[[f64; CHOICES.len()]]) -> Case {
     let mut case = Case::new(format!("rebalance: {CONSUMERS} consumers, {}", skew.name));
     let can_take: u64 = skew.paces().iter().sum();
     case.figure("records_per_second_that_consumers_can_take", [can_take as f64]);
-    for ((name, _), shares) in CHOICES.iter().zip(shares) {
-        case.figure(&format!("percent_of_that_{name}"), shares.iter().map(|share| 100.0 * share));
+    for (at, (name, _)) in CHOICES.iter().enumerate() {
+        case.figure(&format!("percent_of_that_{name}"), rounds.iter().map(|shares| 100.0 * shares[at]));
     }
-    let [in_turn, next_four, adaptive] = shares;
-    let over =
-        |others: &[f64]| adaptive.iter().zip(others).map(|(ours, other)| ours / other).collect::<Vec<_>>();
+    let adaptive_over = |other: usize| rounds.iter().map(move |shares| shares[2] / shares[other]);
     // Strictly in turn nothing moves beside a consumer that is stopped.
     if skew.slow_pace > 0 {
-        case.figure("adaptive_over_in_turn", over(in_turn));
+        case.figure("adaptive_over_in_turn", adaptive_over(0));
     }
-    case.figure("adaptive_over_next_four", over(next_four));
+    case.figure("adaptive_over_next_four", adaptive_over(1));
     case
 }
 
@@ -113,7 +111,7 @@ fn start(cluster: &Cluster, exchange: String, producers: u32, choice: Choice) ->
 }
 
 /// Of what the consumers can take, the share that they were given.
-fn share(
+fn measure(
     settings: &Settings,
     cluster: &Cluster,
     exchange: String,
@@ -124,8 +122,7 @@ fn share(
     stream.set_pace(&skew.paces())?;
     std::thread::sleep(SETTLE);
     let window = stream.watch(cluster, settings.window)?;
-    // Ended as it is: a producer that waits for a stopped consumer could not.
-    drop(stream);
+    stream.end()?;
     let can_take: u64 = skew.paces().iter().sum();
     Ok(window.records_per_second() / can_take as f64)
 }
@@ -147,7 +144,9 @@ fn recovery(cluster: &Cluster, round: u32) -> Result<f64, String> {
         let taken = |counts: &crate::app::Counts| counts.records.get(SLOW).copied().unwrap_or(0);
         let rate = (taken(&after) - taken(&before)) as f64 / seconds;
         if rate >= RECOVERED * PACE as f64 {
-            return Ok(began.elapsed().as_secs_f64() * 1e3);
+            let milliseconds = began.elapsed().as_secs_f64() * 1e3;
+            stream.end()?;
+            return Ok(milliseconds);
         }
         before = after;
     }

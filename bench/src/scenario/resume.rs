@@ -34,7 +34,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let mut cases = vec![retention(settings)?];
     match killing_is_possible() {
         Ok(()) => cases.push(pauses(settings)?),
-        Err(reason) => eprintln!("not run here: resume after sockets are killed ({reason})"),
+        Err(reason) => settings.notes.not_run(format!("resume after sockets are killed ({reason})")),
     }
     Ok(cases)
 }
@@ -47,13 +47,9 @@ fn retention(settings: &Settings) -> Result<Case, String> {
         Cluster::start(&ClusterOptions { grace: Some("0s".to_owned()), ..usual.clone() })?,
         Cluster::start(&ClusterOptions { retention: Some(RETENTION_AMPLE), ..usual })?,
     ];
-    let mut rounds: Vec<Vec<Window>> = Vec::new();
-    for round in 0..settings.rounds {
-        let windows: Result<Vec<Window>, String> =
-            clusters.iter().map(|cluster| transfer(settings, cluster, round)).collect();
-        rounds.push(windows?);
-        eprintln!("resume: round {} of {}, what it costs", round + 1, settings.rounds);
-    }
+    let rounds: Vec<Vec<Window>> = settings.every_round("resume: what it costs", |round| {
+        clusters.iter().map(|cluster| transfer(settings, cluster, round)).collect()
+    })?;
     let mut case = Case::new(format!("resume: {CHANNELS} channels over one link, what retention costs"));
     let rate = |windows: &[Window], at: usize| windows.get(at).map_or(0.0, Window::gigabytes_per_second);
     let cpu = |windows: &[Window], at: usize| windows.get(at).map_or(0.0, Window::cpu_seconds_per_gigabyte);
@@ -88,8 +84,9 @@ fn pauses(settings: &Settings) -> Result<Case, String> {
     compared.compared = true;
     let mut stream = compared.start(cluster.a(), cluster.b())?;
     std::thread::sleep(WARM_UP);
-    let (mut undisturbed, mut killed, mut records) = (Vec::new(), Vec::new(), 0);
-    for round in 0..settings.rounds {
+    let mut records = 0;
+    let rounds = settings.every_round("resume: sockets killed", |_| {
+        let (mut undisturbed, mut killed) = (Vec::new(), Vec::new());
         for (kills, found) in [(false, &mut undisturbed), (true, &mut killed)] {
             for _ in 0..KILLS {
                 stream.consumer.report()?;
@@ -105,14 +102,15 @@ fn pauses(settings: &Settings) -> Result<Case, String> {
                 records = counts.records_total();
             }
         }
-        eprintln!("resume: round {} of {}, sockets killed", round + 1, settings.rounds);
-    }
+        Ok([undisturbed, killed])
+    })?;
     stream.end()?;
     let mut case = Case::new(format!(
         "resume: {COMPARED_CHANNELS} channels, all sockets killed {KILLS} times a round, every byte compared"
     ));
-    case.figure("longest_pause_undisturbed_milliseconds", undisturbed);
-    case.figure("longest_pause_after_a_kill_milliseconds", killed);
+    let pauses = |which: usize| rounds.iter().flat_map(move |found| found[which].iter().copied());
+    case.figure("longest_pause_undisturbed_milliseconds", pauses(0));
+    case.figure("longest_pause_after_a_kill_milliseconds", pauses(1));
     case.figure("kills", [f64::from(settings.rounds * KILLS)]);
     let resumed = cluster.log(cluster.a()).matches(RESUMED).count();
     case.figure("sockets_that_a_link_went_on_over", [resumed as f64]);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
-use crate::pipeline::Layout;
+use crate::pipeline::{Activity, Layout};
 use crate::report::Case;
 use crate::usage;
 
@@ -25,29 +25,31 @@ const SCRAPES: u32 = 10;
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut workload = Workload::new("scraped", Layout::AllToAll(PARALLELISM), 64);
-    workload.silent = true;
+    workload.activity = Activity::Silent;
     let stream = workload.start(cluster.a(), cluster.b())?;
     await_open(&cluster)?;
     let nodes = [cluster.a(), cluster.b()];
-    let mut found = [(); 2].map(|()| (Vec::new(), Vec::new(), Vec::new()));
-    for round in 0..settings.rounds {
-        for (node, (milliseconds, cpu, megabytes)) in nodes.iter().zip(&mut found) {
+    let rounds = settings.every_round("scrape", |_| {
+        let mut found = [(); 2].map(|()| Vec::new());
+        for (node, found) in nodes.iter().zip(&mut found) {
             for _ in 0..SCRAPES {
                 let (began, cpu_before) = (Instant::now(), usage::cpu_ns(node.pid()));
                 let text = cluster.get(node, "/metrics")?;
-                milliseconds.push(began.elapsed().as_secs_f64() * 1e3);
-                cpu.push(usage::cpu_ns(node.pid()).saturating_sub(cpu_before) as f64 / 1e6);
-                megabytes.push(text.len() as f64 / f64::from(1 << 20));
+                let milliseconds = began.elapsed().as_secs_f64() * 1e3;
+                let cpu = usage::cpu_ns(node.pid()).saturating_sub(cpu_before) as f64 / 1e6;
+                found.push([milliseconds, cpu, text.len() as f64 / f64::from(1 << 20)]);
             }
         }
-        eprintln!("scrape: round {} of {}", round + 1, settings.rounds);
-    }
+        Ok(found)
+    })?;
     stream.end()?;
     let mut case = Case::new(format!("scrape: {} channels open and silent", PARALLELISM * PARALLELISM));
-    for (node, (milliseconds, cpu, megabytes)) in ["a", "b"].into_iter().zip(found) {
-        case.figure(&format!("milliseconds_{node}"), milliseconds);
-        case.figure(&format!("cpu_milliseconds_of_the_daemon_{node}"), cpu);
-        case.figure(&format!("mebibytes_{node}"), megabytes);
+    for (at, node) in ["a", "b"].into_iter().enumerate() {
+        let names = ["milliseconds", "cpu_milliseconds_of_the_daemon", "mebibytes"];
+        for (which, name) in names.into_iter().enumerate() {
+            let values = rounds.iter().flat_map(|found| &found[at]).map(|scrape| scrape[which]);
+            case.figure(&format!("{name}_{node}"), values);
+        }
     }
     Ok(vec![case])
 }

@@ -28,20 +28,16 @@ const COUNTS: [(u32, u32); 6] = [(8, 0), (8, 6), (64, 32), (4096, 0), (4096, 204
 
 /// Each round: every count of consumers in turn and adaptively.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
-    let mut costs = vec![(Vec::new(), Vec::new()); COUNTS.len()];
-    for _ in 0..settings.rounds {
-        for ((consumers, out), (in_turn, adaptive)) in COUNTS.into_iter().zip(&mut costs) {
-            in_turn.push(cost_in_turn(consumers));
-            adaptive.push(cost_adaptive(&rooms(consumers, out)));
-        }
-    }
-    let case = |((consumers, out), (in_turn, adaptive)): ((u32, u32), (Vec<f64>, Vec<f64>))| {
+    let rounds: Vec<[[f64; 2]; COUNTS.len()]> = settings.every_round("selection", |_| {
+        Ok(COUNTS.map(|(consumers, out)| [cost_in_turn(consumers), cost_adaptive(&rooms(consumers, out))]))
+    })?;
+    let case = |(at, (consumers, out)): (usize, (u32, u32))| {
         let mut case = Case::new(format!("selection: {consumers} consumers, {out} of them without room"));
-        case.figure("nanoseconds_per_record_in_turn", in_turn);
-        case.figure("nanoseconds_per_record_adaptive", adaptive);
+        case.figure("nanoseconds_per_record_in_turn", rounds.iter().map(|costs| costs[at][0]));
+        case.figure("nanoseconds_per_record_adaptive", rounds.iter().map(|costs| costs[at][1]));
         case
     };
-    Ok(COUNTS.into_iter().zip(costs).map(case).collect())
+    Ok(COUNTS.into_iter().enumerate().map(case).collect())
 }
 
 /// Which of so many consumers have room, if `out` have none: in no order, the same in every run.

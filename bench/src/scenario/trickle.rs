@@ -22,8 +22,13 @@ const BULK_RECORD_BYTES: usize = 32 << 10;
 /// Buffer timeouts, in milliseconds; 0: each record at once. Each has a trickle of its own, all at the same time.
 const BUFFER_TIMEOUTS_MS: [u64; 3] = [0, 10, 100];
 
-/// A shorter window has too few records for a percentile.
-const WINDOW_MIN: Duration = Duration::from_secs(4);
+/// The delays of each trickle, in nanoseconds, and what the bulk beside them moved.
+struct Round {
+    alone: Vec<Vec<u64>>,
+    beside: Vec<Vec<u64>>,
+    /// Gigabytes per second.
+    bulk_rate: f64,
+}
 
 /// Each round: a window with the trickles alone, and one beside the bulk.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
@@ -32,24 +37,19 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     for buffer_timeout_ms in BUFFER_TIMEOUTS_MS {
         trickles.push(start_trickle(&cluster, buffer_timeout_ms)?);
     }
-    let window = settings.window.max(WINDOW_MIN);
-    // Of each buffer timeout, the rounds alone and beside the bulk.
-    let mut found = vec![[Vec::new(), Vec::new()]; trickles.len()];
-    let mut bulk_rates = Vec::new();
-    for round in 0..settings.rounds {
-        watch(&mut trickles, window, &mut found, 0)?;
+    let rounds = settings.every_round("trickle", |round| {
+        let alone = watch(&mut trickles, settings.window)?;
         let bulk = Workload::new(format!("bulk-{round}"), Layout::Forward(1), BULK_RECORD_BYTES);
         let mut bulk = bulk.start(cluster.a(), cluster.b())?;
         std::thread::sleep(WARM_UP);
         let before = bulk.consumer.report()?.bytes_total();
-        watch(&mut trickles, window, &mut found, 1)?;
+        let beside = watch(&mut trickles, settings.window)?;
         let bytes = bulk.consumer.report()?.bytes_total() - before;
-        bulk_rates.push(bytes as f64 / 1e9 / window.as_secs_f64());
         bulk.end()?;
-        eprintln!("trickle: round {} of {}", round + 1, settings.rounds);
-    }
+        Ok(Round { alone, beside, bulk_rate: bytes as f64 / 1e9 / settings.window.as_secs_f64() })
+    })?;
     app::end(trickles.into_iter().flatten().collect())?;
-    Ok(cases(&found, &bulk_rates))
+    Ok(cases(&rounds))
 }
 
 fn start_trickle(cluster: &Cluster, buffer_timeout_ms: u64) -> Result<[App; 2], String> {
@@ -65,42 +65,39 @@ fn start_trickle(cluster: &Cluster, buffer_timeout_ms: u64) -> Result<[App; 2], 
         run_dir: cluster.b().run_dir.clone(),
         exchange,
         exclusive: Some(TRICKLE_SEGMENTS),
+        records_per_second: None,
     }))?;
     receiver.report()?;
     Ok([sender, receiver])
 }
 
-/// What the trickles saw within a window goes to `found[..][place]`.
-fn watch(
-    trickles: &mut [[App; 2]],
-    window: Duration,
-    found: &mut [[Vec<Vec<u64>>; 2]],
-    place: usize,
-) -> Result<(), String> {
+/// What the trickles saw within a window.
+fn watch(trickles: &mut [[App; 2]], window: Duration) -> Result<Vec<Vec<u64>>, String> {
     for [_, receiver] in trickles.iter_mut() {
         // What came before the window.
         receiver.report()?;
     }
     std::thread::sleep(window);
-    for ([_, receiver], found) in trickles.iter_mut().zip(found) {
-        found[place].push(receiver.report()?.times_ns);
-    }
-    Ok(())
+    trickles.iter_mut().map(|[_, receiver]| Ok(receiver.report()?.times_ns)).collect()
 }
 
-fn cases(found: &[[Vec<Vec<u64>>; 2]], bulk_rates: &[f64]) -> Vec<Case> {
+fn cases(rounds: &[Round]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (buffer_timeout_ms, [alone, beside]) in BUFFER_TIMEOUTS_MS.into_iter().zip(found) {
+    for (at, buffer_timeout_ms) in BUFFER_TIMEOUTS_MS.into_iter().enumerate() {
+        let of = |part: fn(&Round) -> &Vec<Vec<u64>>| {
+            rounds.iter().filter_map(|round| part(round).get(at).cloned()).collect::<Vec<_>>()
+        };
+        let (alone, beside) = (of(|round| &round.alone), of(|round| &round.beside));
         let mut case = Case::new(format!(
             "trickle: {TRICKLE_BYTES} B every {} ms, {TRICKLE_SEGMENTS} segments of credit, buffer timeout \
              {buffer_timeout_ms} ms",
             TRICKLE_EVERY_US / 1000
         ));
-        delays(&mut case, "delay_alone", alone);
-        delays(&mut case, "delay_beside_bulk", beside);
+        delays(&mut case, "delay_alone", &alone);
+        delays(&mut case, "delay_beside_bulk", &beside);
         let beyond = |times: &Vec<u64>| percentile(times, 0.99) as f64 / 1e6 - buffer_timeout_ms as f64;
         case.figure("p99_beside_bulk_beyond_buffer_timeout_milliseconds", beside.iter().map(beyond));
-        case.figure("gigabytes_per_second_of_the_bulk", bulk_rates.iter().copied());
+        case.figure("gigabytes_per_second_of_the_bulk", rounds.iter().map(|round| round.bulk_rate));
         cases.push(case);
     }
     cases

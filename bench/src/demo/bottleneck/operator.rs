@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use weir_bench::app;
 use weir_bench::cluster::{Cluster, Node};
 use weir_client::{Gate, Item, Partition, PartitionOptions, Strategy, Task};
 
@@ -246,13 +247,8 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            // They have no end of their own, and what they leave is the daemons' matter.
-            let _ = child.kill();
-        }
-        for child in &mut self.children {
-            let _ = child.wait();
-        }
+        // They have no end of their own, and what they leave is the daemons' matter.
+        app::kill(&mut self.children.iter_mut().collect::<Vec<_>>());
     }
 }
 

@@ -1,0 +1,222 @@
+//! `cargo xtask bench`: builds what it measures, and runs it.
+//!
+//! Other libraries that Weir is compared with are built only when they are to be measured, by a workspace of their own; and
+//! another revision in a work tree of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::process::{self, Outcome};
+
+/// Measures; what is not taken here is the program's.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Passed on to the program; `--help` lists them. Beside these: `--base REV` compares with another revision
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+/// Scenarios that need `weir-peers`.
+const WITH_PEERS: [&str; 2] = ["peers", "peers-latency"];
+
+/// What the arguments ask of this side.
+#[derive(Debug, PartialEq)]
+struct Request {
+    /// The revision to compare with.
+    base: Option<String>,
+    /// Whether other libraries are measured.
+    needs_peers: bool,
+    /// What the program is given.
+    rest: Vec<String>,
+}
+
+impl Request {
+    fn of(arguments: &[String]) -> Result<Self, String> {
+        let (mut base, mut scenarios, mut rest) = (None, Vec::new(), Vec::new());
+        let mut only_tells = false;
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            let (name, value) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (word.as_str(), None),
+            };
+            match name {
+                "--base" => {
+                    let revision = value.or_else(|| words.next().cloned());
+                    base = Some(revision.ok_or("--base needs a revision")?);
+                    continue;
+                }
+                "--scenario" => {
+                    rest.push(word.clone());
+                    let following = if value.is_none() { words.next().cloned() } else { None };
+                    rest.extend(following.clone());
+                    scenarios.extend(value.or(following));
+                    continue;
+                }
+                "--list" | "--help" | "-h" => only_tells = true,
+                _ => {}
+            }
+            rest.push(word.clone());
+        }
+        let is_measured =
+            |name: &&str| scenarios.is_empty() || scenarios.iter().any(|scenario| scenario == name);
+        let needs_peers = !only_tells && WITH_PEERS.iter().any(is_measured);
+        Ok(Self { base: base.filter(|_| !only_tells), needs_peers, rest })
+    }
+}
+
+/// Builds, then measures.
+pub(crate) fn run(arguments: &Arguments) -> Outcome {
+    let request = Request::of(&arguments.rest)?;
+    build(&process::root(), &target())?;
+    if request.needs_peers {
+        build_peers(&process::root(), &target());
+    }
+    let mut program = process::command(process::release_directory().join("weir-bench"));
+    program.args(&request.rest);
+    if let Some(revision) = &request.base {
+        let base = build_base(revision, request.needs_peers)?;
+        program.arg("--base-program").arg(base).args(["--base-name", revision]);
+    }
+    process::run(&mut program)
+}
+
+/// Where everything is built, from wherever it is looked at.
+fn target() -> PathBuf {
+    process::root().join(process::target_directory())
+}
+
+/// Builds the daemon and the bench of this work tree with optimisation.
+pub(crate) fn build(tree: &Path, target: &Path) -> Outcome {
+    process::run(
+        process::command(process::cargo_program())
+            .current_dir(tree)
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "--locked",
+                "--package",
+                "weir",
+                "--package",
+                "weir-bench",
+            ])
+            .arg("--target-dir")
+            .arg(target),
+    )
+}
+
+/// Builds the other libraries. Where they cannot be built, the bench says which of them are absent and counts them.
+fn build_peers(tree: &Path, target: &Path) {
+    let directory = tree.join("bench/peers");
+    if !directory.is_dir() {
+        return;
+    }
+    let mut features: Vec<&str> = Vec::new();
+    match missing_for_zeromq() {
+        None => features.extend(["--features", "zeromq"]),
+        Some(missing) => {
+            println!(
+                "bench: ZeroMQ is not measured: {missing} (Debian: apt-get install libzmq3-dev pkg-config)"
+            );
+        }
+    }
+    println!(
+        "bench: building weir-peers, the libraries that Weir is compared with; the first time takes minutes"
+    );
+    let mut cargo = process::command(process::cargo_program());
+    // Its configuration is found from its directory.
+    cargo.current_dir(&directory).args(["build", "--quiet", "--release", "--locked"]).args(features);
+    cargo.arg("--target-dir").arg(target);
+    if let Err(problem) = process::run(&mut cargo) {
+        println!("bench: no other library is measured: {problem}");
+    }
+}
+
+fn missing_for_zeromq() -> Option<&'static str> {
+    let mut pkg_config = process::command("pkg-config");
+    pkg_config.args(["--exists", "libzmq"]).stdout(Stdio::null()).stderr(Stdio::null());
+    match pkg_config.status() {
+        Err(_) => Some("pkg-config is missing"),
+        Ok(status) if !status.success() => Some("libzmq3-dev is missing"),
+        Ok(_) => None,
+    }
+}
+
+/// Builds another revision, in a work tree and a target directory that the next one uses again; where its bench is.
+fn build_base(revision: &str, needs_peers: bool) -> Result<PathBuf, String> {
+    let place = target().join("base");
+    let (tree, target) = (place.join("tree"), place.join("target"));
+    let commit = commit_of(revision)?;
+    if tree.join(".git").exists() {
+        process::run(
+            process::command("git")
+                .current_dir(&tree)
+                .args(["checkout", "--quiet", "--force", "--detach", &commit]),
+        )?;
+    } else {
+        // One whose directory was removed is still known to git.
+        process::run(process::command("git").args(["worktree", "prune"]))?;
+        process::run(
+            process::command("git").args(["worktree", "add", "--quiet", "--detach"]).arg(&tree).arg(&commit),
+        )?;
+    }
+    println!("bench: building {revision} ({commit}) in {}; the first time takes minutes", tree.display());
+    build(&tree, &target)?;
+    if needs_peers {
+        build_peers(&tree, &target);
+    }
+    Ok(target.join("release/weir-bench"))
+}
+
+fn commit_of(revision: &str) -> Result<String, String> {
+    let mut git = process::command("git");
+    git.args(["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")]);
+    let output = git.output().map_err(|error| format!("cannot start git: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("--base {revision}: there is no such revision"));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(words: &str) -> Result<Request, String> {
+        Request::of(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn other_libraries_are_built_only_to_be_measured() {
+        for (words, needed) in [
+            ("", true),
+            ("--rounds 3", true),
+            ("--scenario peers", true),
+            ("--scenario=peers-latency --rounds 2", true),
+            ("--scenario idle --scenario peers", true),
+            ("--scenario idle", false),
+            ("--scenario=idle", false),
+            ("--list", false),
+            ("--help", false),
+        ] {
+            let request = request(words).expect("a request");
+            assert_eq!(request.needs_peers, needed, "{words}");
+            assert_eq!(request.rest.join(" "), words, "all is passed on");
+        }
+    }
+
+    #[test]
+    fn the_revision_is_taken_out() {
+        let of = |words| request(words).expect("a request");
+        for words in ["--base main~3 --scenario idle", "--scenario idle --base=main~3"] {
+            let found = of(words);
+            assert_eq!(
+                (found.base.as_deref(), found.rest.join(" ")),
+                (Some("main~3"), "--scenario idle".into())
+            );
+        }
+        assert!(request("--scenario idle --base").is_err());
+        assert!(commit_of("no-such-revision").is_err_and(|problem| problem.contains("no-such-revision")));
+    }
+}
