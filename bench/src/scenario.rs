@@ -13,6 +13,7 @@ pub mod scrape;
 pub mod selection;
 pub mod throughput;
 pub mod trickle;
+pub mod zero_copy;
 
 use std::time::{Duration, Instant};
 
@@ -203,6 +204,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "probes",
         about: "what the kernel probes cost: on links that move 32 KiB records, and on sockets of others (root)",
         run: probes::run,
+    },
+    Scenario {
+        name: "zero-copy",
+        about: "sends with and without a copy in the kernel, over loopback and between virtual interfaces (root, ip)",
+        run: zero_copy::run,
     },
     Scenario {
         name: "scrape",
