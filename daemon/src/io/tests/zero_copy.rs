@@ -13,7 +13,7 @@ use super::*;
 use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::io::{Errno, HoldId};
 use crate::link::zero_copy::{Outcome, ZeroCopy, ZeroCopyMode, ZeroCopySetting};
-use crate::observe::tests::thread::{alone, own_network};
+use crate::observe::tests::thread::{alone, keep_capabilities, own_network};
 
 const SEGMENT_BYTES: u32 = 32 << 10;
 
@@ -350,4 +350,41 @@ fn a_ring_that_is_dropped_lets_go_of_what_it_sends_without_a_copy() {
     drop(far);
     drop(ring);
     assert_eq!(Arc::strong_count(&client.region), 1);
+}
+
+#[test]
+fn without_memory_that_may_be_locked_a_zero_copy_send_is_refused_and_a_plain_one_is_not() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let Some(limit) = limit.filter(|limit| is_measured() && *limit < 1 << 30) else {
+        println!("not run here: a bound on locked memory (it is {limit:?})");
+        return;
+    };
+    alone(move || {
+        // Rings that a thread without CAP_IPC_LOCK makes are charged for what is sent through them.
+        keep_capabilities(rustix::thread::CapabilitySet::empty());
+        let config = UringConfig { entries: 8, sockets: 2, buffers: 2, ..small_config(Level::Incremental) };
+        let Ok(setup) = UringSetup::create(&config) else {
+            return println!("not run here: a ring without CAP_IPC_LOCK");
+        };
+        let mut ring = setup.enable().expect("an enabled ring");
+        let (near, far) = tcp_pair();
+        let slot = ring.add_socket(near.into()).expect("a place");
+        let client = ClientRegion::create(1, 1 << 20);
+        let count = u32::try_from(limit / (1 << 20)).expect("a limit below 1 GiB") + 1;
+        let part =
+            SendPart::Region { region: Arc::clone(&client.region), segment: 0, offset: 0, bytes: 1 << 20 };
+        let parts = vec![part; count as usize];
+        let batch = SendBatch { headers: Vec::new(), parts, bytes: count << 20 };
+        ring.send_zero_copy(slot, batch).expect("a send");
+        let batch = match wait(&mut ring) {
+            Completion::Sent { result: Err(errno), batch, .. } => {
+                assert!(matches!(errno.0, libc::ENOMEM | libc::ENOBUFS), "{errno}");
+                batch
+            }
+            other => panic!("{other:?}"),
+        };
+        ring.send(slot, batch).expect("a send");
+        assert!(matches!(wait(&mut ring), Completion::Sent { result: Ok(1..), .. }), "it is copied");
+        drop(far);
+    });
 }

@@ -13,7 +13,7 @@ pub(crate) fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static
 }
 
 /// Leaves the calling thread these capabilities and no other.
-pub(super) fn keep_capabilities(kept: CapabilitySet) {
+pub(crate) fn keep_capabilities(kept: CapabilitySet) {
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).unwrap();
 }
