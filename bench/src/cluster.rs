@@ -1,8 +1,9 @@
 //! Daemons of one machine that talk over loopback, each with a run directory of its own. They end with the cluster.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -59,6 +60,10 @@ pub struct ClusterOptions {
     pub hugepages: Option<&'static str>,
     /// `memory.segment_bytes`; the default if `None`.
     pub segment_bytes: Option<u32>,
+    /// `link.zero_copy`; the default if `None`.
+    pub zero_copy: Option<&'static str>,
+    /// Network namespaces that the daemons run in, and the address of each there; this one and loopback if `None`.
+    pub apart: Option<[(String, String); 2]>,
 }
 
 impl ClusterOptions {
@@ -70,6 +75,9 @@ impl ClusterOptions {
             if let Some(value) = value {
                 text.push_str(&format!("{key} = \"{value}\"\n"));
             }
+        }
+        if let Some(value) = self.zero_copy {
+            text.push_str(&format!("zero_copy = \"{value}\"\n"));
         }
         if let Some(segments) = self.retention {
             text.push_str(&format!("[pool]\nretention = {segments}\n"));
@@ -109,7 +117,11 @@ impl Cluster {
         let program = program_beside_this("weir")?;
         let directory =
             TempDir::new().map_err(|error| format!("cannot make a directory for the daemons: {error}"))?;
-        let addresses = free_addresses()?;
+        let addresses = match &options.apart {
+            None => free_addresses()?,
+            // The ports of a namespace are all free.
+            Some(apart) => apart.clone().map(|(_, address)| format!("{address}:7070")),
+        };
         let dialled = paths(&addresses)?;
         let mut cluster = Self { program, nodes: Vec::new(), addresses, dialled, directory };
         for (own, peer) in [(0, 1), (1, 0)] {
@@ -129,8 +141,20 @@ impl Cluster {
         let config_path = self.directory.path().join(format!("{name}.toml"));
         std::fs::write(&config_path, options.config(own))
             .map_err(|error| format!("cannot write {}: {error}", config_path.display()))?;
-        let child = Command::new(&self.program)
-            .arg("daemon")
+        let mut command = match &options.apart {
+            None => Command::new(&self.program),
+            Some(apart) => {
+                // It becomes the program, so that the process is the daemon's.
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", &apart[own].0]).arg(&self.program);
+                command
+            }
+        };
+        command.arg("daemon");
+        if options.apart.is_some() {
+            command.arg("--key-file").arg(self.key_file()?);
+        }
+        let child = command
             .arg("--config")
             .arg(&config_path)
             .args(["--node", name, "--listen", &self.addresses[own]])
@@ -145,6 +169,15 @@ impl Cluster {
             .map_err(|error| format!("cannot start {}: {error}", self.program.display()))?;
         self.nodes.push(Node { name: name.to_owned(), run_dir, child });
         Ok(())
+    }
+
+    /// The key without which a daemon does not listen beyond loopback.
+    fn key_file(&self) -> Result<PathBuf, String> {
+        let path = self.directory.path().join("cluster.key");
+        let problem = |error: std::io::Error| format!("cannot write {}: {error}", path.display());
+        std::fs::write(&path, [7; 32]).map_err(problem)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(problem)?;
+        Ok(path)
     }
 
     fn wait_until_ready(&self, node: &Node) -> Result<(), String> {

@@ -17,6 +17,7 @@ pub mod scrape;
 pub mod selection;
 pub mod throughput;
 pub mod trickle;
+pub mod zero_copy;
 
 pub use list::{SCENARIOS, Scenario};
 

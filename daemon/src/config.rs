@@ -30,7 +30,7 @@ pub use render::{default_file, effective_file, markdown};
 pub use setting::{Bounds, Scope, Section, Setting, sections};
 pub use value::{
     DebloatMode, HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode,
-    ProbesMode, Span,
+    ProbesMode, Span, ZeroCopyMode,
 };
 
 use setting::settings;
@@ -163,6 +163,15 @@ settings! {
         /// system uses by default. `bbr` halves the rate on loopback and veth.
         [Bounds::Congestion, "word", Scope::Restart, "none"]
         congestion: String = String::from("system"),
+        /// Whether batches of at least 16 KiB are sent from the memory in which they lie, without a copy in the kernel.
+        /// `auto`: on links on which the kernel does not copy after all, which it says of each send; it is tried anew
+        /// after 10 s, then after twice as long each time, up to 10 min. A peer on the same machine counts as one where it
+        /// copies. `always`: on all links, whatever the kernel says. `never`: on none. `weir status` shows what came of
+        /// it.
+        [Bounds::OneOf(ZeroCopyMode::NAMES), "word", Scope::Restart,
+            "memory that is being sent counts against the limit on locked memory, unless the daemon has CAP_IPC_LOCK; a \
+             segment is free again only when the kernel has let go of it"]
+        zero_copy: ZeroCopyMode = ZeroCopyMode::Auto,
         /// Time between heartbeats on a link that carries nothing else.
         [Bounds::Span { min_ms: 100, max_ms: 600_000 }, "duration", Scope::Restart,
             "two frames of 32 bytes each"]

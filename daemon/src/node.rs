@@ -38,6 +38,7 @@ mod routing;
 mod stats;
 mod tasks_facts;
 mod tasks_times;
+mod zero_copy;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Settings, debloat, hash_skew, idle, isolation, latency, local, peers, priority, probes, rebalance, resume, scale,
-    scrape, selection, throughput, trickle,
+    scrape, selection, throughput, trickle, zero_copy,
 };
 use crate::report::Case;
 
@@ -184,6 +184,14 @@ pub const SCENARIOS: &[Scenario] = &[
         rounds: 3,
         window_ms: 700,
         time: Time { windows: 2, beside: 5.0, once: 1.0 },
+    },
+    Scenario {
+        name: "zero-copy",
+        about: "sends with and without a copy in the kernel, over loopback and between virtual interfaces (root, ip)",
+        run: zero_copy::run,
+        rounds: 3,
+        window_ms: 500,
+        time: Time { windows: 6, beside: 12.0, once: 2.0 },
     },
     Scenario {
         name: "scrape",

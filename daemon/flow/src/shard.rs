@@ -48,6 +48,7 @@ mod consumers;
 mod debloating;
 mod dispatch;
 mod failing;
+mod holds;
 mod opening;
 mod producers;
 mod receive;
@@ -161,6 +162,8 @@ pub struct Shard {
     partitions: Partitions,
     gates: Gates,
     links: Links,
+    /// What the kernel reads of batches that sockets have taken.
+    holds: holds::Holds,
     send_stalls: PastStalls,
     emit_stalls: PastStalls,
     /// Partitions that consumers can find.
@@ -184,6 +187,7 @@ impl Shard {
             partitions: Partitions { table: Table::new(), listed: Vec::new() },
             gates: Gates { table: Table::new(), listed: Vec::new() },
             links: Links { table: Table::new(), listed: Vec::new() },
+            holds: holds::Holds::NONE,
             send_stalls: PastStalls::NONE,
             emit_stalls: PastStalls::NONE,
             findable: BTreeMap::new(),

@@ -11,8 +11,10 @@ use crate::exit::{Exit, Problem};
 use crate::io::RingError;
 use crate::io::probe::{self, Level};
 use crate::io::uring::{UringConfig, UringSetup};
+use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
 use crate::node::LINKS_PER_SHARD_MAX;
 use crate::node::options::NodeOptions;
@@ -99,6 +101,28 @@ fn pin(mode: config::PinMode) -> Pin {
     }
 }
 
+/// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
+fn zero_copy(config: &Config) -> (ZeroCopySetting, bool) {
+    let mode = match config.link.zero_copy {
+        config::ZeroCopyMode::Auto => ZeroCopyMode::Auto,
+        config::ZeroCopyMode::Always => ZeroCopyMode::Always,
+        config::ZeroCopyMode::Never => return (ZeroCopySetting::never(), false),
+    };
+    let support = support();
+    let lost = match support {
+        ZeroCopySupport::Measured => None,
+        ZeroCopySupport::Unmeasured if mode == ZeroCopyMode::Always => None,
+        ZeroCopySupport::Unmeasured => Some(
+            "the kernel does not tell whether it copies, which needs Linux 6.2; link.zero_copy = \"always\" does not ask"
+                .to_owned(),
+        ),
+        ZeroCopySupport::Missing(errno) => {
+            Some(format!("the kernel has no zero-copy send of several ranges, which needs Linux 6.1 ({errno})"))
+        }
+    };
+    (ZeroCopySetting { mode, lost }, support == ZeroCopySupport::Measured)
+}
+
 /// The shard threads, and the ways to and from them.
 pub(super) struct Shards {
     /// One per shard, in order.
@@ -120,7 +144,9 @@ impl Shards {
         };
         let found = probe::probe(highest).map_err(ring_problem)?;
         tracing::info!("{found}");
+        let (zero_copy, zero_copy_usage) = zero_copy(config);
         let ring = UringConfig {
+            zero_copy_usage,
             buffers: u16::try_from(config.io.receive_buffers).unwrap_or(u16::MAX),
             buffer_bytes: config.io.receive_buffer_bytes,
             hugepages: hugepages(config.memory.hugepages),
@@ -146,6 +172,7 @@ impl Shards {
                     ring_level: found.to_string(),
                     spin: Duration::from_micros(config.shard.spin_us.into()),
                     observer: observer.clone(),
+                    zero_copy: zero_copy.clone(),
                 },
                 cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
             });

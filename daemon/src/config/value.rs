@@ -90,6 +90,17 @@ words! {
     }
 }
 words! {
+    /// Whether links send without a copy.
+    ZeroCopyMode {
+        /// Those for which it pays.
+        Auto = "auto",
+        /// All that can.
+        Always = "always",
+        /// None.
+        Never = "never",
+    }
+}
+words! {
     /// Whether shards stay on one CPU each.
     PinMode {
         /// When there are fewer shards than allowed CPUs.

@@ -26,3 +26,4 @@ pub mod snapshot;
 pub mod sockets;
 pub mod stalls;
 pub mod tasks;
+pub mod zero_copy;

@@ -14,6 +14,7 @@ use super::plan::PlanReport;
 use super::sockets::SocketRow;
 use super::stalls::{StallsReport, WaitReport};
 use super::tasks::TasksReport;
+use super::zero_copy::ZeroCopyRow;
 use crate::exit::Problem;
 
 /// Version of the answers' form.
@@ -121,6 +122,9 @@ pub struct LinkRow {
     /// What its sockets waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<Box<SocketRow>>,
+    /// Whether it sends without a copy.
+    #[serde(default)]
+    pub zero_copy: ZeroCopyRow,
 }
 
 /// One shard's loop, since the daemon started.

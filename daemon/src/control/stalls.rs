@@ -446,6 +446,7 @@ mod tests {
             past_emit_stalls: past,
             links: Vec::new(),
             sockets: BTreeMap::new(),
+            zero_copy: Default::default(),
             counts: crate::shard::mailbox::ShardCounts::default(),
             bytes_total: 0,
             turns: crate::shard::stall::TurnStats::default(),

@@ -3,13 +3,21 @@
 //! The test says what arrives, how much of a send is taken, when, and in which order completions come. What a ring
 //! promises holds here as well: one send in flight per socket, everything about one socket in order, the batch comes
 //! back, [`Completion::Closed`] is last, and receiving waits while too many chunks are held.
+//!
+//! Of a zero-copy send the ring remembers what it read, and when it lets go of the batch compares that with what is in the
+//! memory then: memory that was used anew before is found out ([`holds`]).
+
+mod holds;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use holds::Holds;
+pub use holds::NoticePolicy;
+
 use super::{
-    Chunk, Completion, Errno, Ring, RingCounters, RingError, SendBatch, SendPart, SocketSlot, WatchId,
+    Chunk, Completion, Errno, HoldId, Ring, RingCounters, RingError, SendBatch, SendPart, SocketSlot, WatchId,
 };
 
 /// What becomes of the sends of a socket.
@@ -37,6 +45,8 @@ enum End {
 enum Source {
     Socket(SocketSlot),
     Watch(WatchId),
+    /// A batch that is let go of, which comes in no order with anything.
+    Hold(u32),
 }
 
 #[derive(Debug)]
@@ -44,6 +54,8 @@ struct FakeSocket {
     _descriptor: OwnedFd,
     policy: SendPolicy,
     in_flight: Option<SendBatch>,
+    /// Whether that is a zero-copy send.
+    is_zero_copy: bool,
     taken: Vec<u8>,
     receiving: bool,
     arrived: VecDeque<u8>,
@@ -67,6 +79,7 @@ pub struct FakeRing {
     chunk_bytes: Vec<usize>,
     chunk_turn: usize,
     policy: SendPolicy,
+    holds: Holds,
     hold_closed: bool,
     shuffle: Option<u64>,
     failure: Option<RingError>,
@@ -88,6 +101,7 @@ impl Default for FakeRing {
             chunk_bytes: vec![usize::MAX],
             chunk_turn: 0,
             policy: SendPolicy::Whole,
+            holds: Holds::default(),
             hold_closed: false,
             shuffle: None,
             failure: None,
@@ -166,11 +180,19 @@ impl FakeRing {
     pub fn complete_send(&mut self, socket: SocketSlot, result: Result<u32, Errno>) {
         let entry = self.socket(socket);
         let batch = entry.in_flight.take().expect("a send in flight");
+        let is_zero_copy = std::mem::take(&mut entry.is_zero_copy);
         if let Ok(bytes) = result {
             assert!(bytes <= batch.bytes, "{bytes} bytes taken of {}", batch.bytes);
             entry.taken.extend(contents(&batch, bytes));
         }
-        self.push(Source::Socket(socket), Completion::Sent { socket, result, batch });
+        let completion = match result {
+            Ok(bytes) if is_zero_copy => {
+                let hold = self.holds.hold(batch, bytes);
+                Completion::SentHeld { socket, bytes, hold }
+            }
+            result => Completion::Sent { socket, result, batch },
+        };
+        self.push(Source::Socket(socket), completion);
         self.finish_close(socket);
     }
 
@@ -189,6 +211,22 @@ impl FakeRing {
     #[must_use]
     pub fn sockets(&self) -> Vec<SocketSlot> {
         self.sockets.keys().copied().collect()
+    }
+
+    /// Sets when and how zero-copy sends are let go of from now on.
+    pub fn set_notices(&mut self, policy: NoticePolicy) {
+        self.holds.set_policy(policy);
+    }
+
+    /// The batches that zero-copy sends have left with the kernel, and of which the shard knows.
+    #[must_use]
+    pub fn held(&self) -> Vec<HoldId> {
+        self.holds.told()
+    }
+
+    /// The next park lets go of one of them.
+    pub fn let_go(&mut self, hold: HoldId, copied: bool) {
+        self.holds.let_go(hold, copied);
     }
 
     /// Watched descriptors.
@@ -229,13 +267,16 @@ impl FakeRing {
 
     /// Completes the sends that do not wait for the test.
     fn run_sends(&mut self, socket: SocketSlot) {
-        let entry = self.socket(socket);
+        let Some(entry) = self.sockets.get(&socket) else { return };
         let Some(planned) = entry.in_flight.as_ref().map(|batch| batch.bytes) else {
             return;
         };
         let result = match entry.policy {
             SendPolicy::Hold => return,
             _ if entry.closing => Err(Errno(libc::ECANCELED)),
+            _ if entry.is_zero_copy && self.holds.refusal().is_some() => {
+                Err(self.holds.refusal().unwrap_or(Errno(libc::EIO)))
+            }
             SendPolicy::Whole => Ok(planned),
             SendPolicy::Short(bytes) => Ok(planned.min(bytes)),
             SendPolicy::Fail(errno) => Err(errno),
@@ -247,6 +288,19 @@ impl FakeRing {
             Err(errno) => Err(errno),
         };
         self.complete_send(socket, result);
+    }
+
+    fn take_ready(&mut self) -> Option<Completion> {
+        let Some(state) = &mut self.shuffle else {
+            return self.ready.pop_front().map(|(_, completion)| completion);
+        };
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        let chosen = *state as usize % self.ready.len().max(1);
+        let source = self.ready.get(chosen)?.0;
+        let first = self.ready.iter().position(|(other, _)| *other == source)?;
+        self.ready.remove(first).map(|(_, completion)| completion)
     }
 
     fn run_receives(&mut self, slot: SocketSlot) {
@@ -313,6 +367,7 @@ impl Ring for FakeRing {
             _descriptor: socket,
             policy: self.policy,
             in_flight: None,
+            is_zero_copy: false,
             taken: Vec::new(),
             receiving: false,
             arrived: VecDeque::new(),
@@ -357,6 +412,12 @@ impl Ring for FakeRing {
         Ok(())
     }
 
+    fn send_zero_copy(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)> {
+        self.send(socket, batch)?;
+        self.socket(socket).is_zero_copy = true;
+        Ok(())
+    }
+
     fn receive(&mut self, socket: SocketSlot) -> Result<(), RingError> {
         let Some(entry) = self.sockets.get_mut(&socket).filter(|entry| !entry.closing) else {
             return Err(RingError::socket("receive on a closed socket", Errno(libc::ENOTCONN)));
@@ -386,6 +447,9 @@ impl Ring for FakeRing {
             self.run_receives(socket);
             self.finish_close(socket);
         }
+        for (hold, completion) in self.holds.due() {
+            self.push(Source::Hold(hold), completion);
+        }
         for id in std::mem::take(&mut self.signals) {
             if self.watches.contains(&id) {
                 self.push(Source::Watch(id), Completion::Watch { id });
@@ -395,16 +459,13 @@ impl Ring for FakeRing {
     }
 
     fn next(&mut self) -> Option<Completion> {
-        let Some(state) = &mut self.shuffle else {
-            return self.ready.pop_front().map(|(_, completion)| completion);
-        };
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        let chosen = *state as usize % self.ready.len().max(1);
-        let source = self.ready.get(chosen)?.0;
-        let first = self.ready.iter().position(|(other, _)| *other == source)?;
-        self.ready.remove(first).map(|(_, completion)| completion)
+        let completion = self.take_ready()?;
+        match completion {
+            Completion::SentHeld { hold, .. } => self.holds.handle_told(hold),
+            Completion::Released { hold, .. } => self.holds.handle_returned(hold),
+            _ => {}
+        }
+        Some(completion)
     }
 
     fn bytes(&self, chunk: &Chunk) -> &[u8] {

@@ -20,6 +20,7 @@ pub(crate) mod retransmit;
 #[cfg(test)]
 mod tests;
 pub mod uring;
+pub mod zero_copy;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -45,6 +46,19 @@ impl SocketSlot {
 
     const fn generation(self) -> u16 {
         (self.0 >> 16) as u16
+    }
+}
+
+/// A batch that the kernel still reads, from [`Completion::SentHeld`] to [`Completion::Released`]. A small number: the
+/// lowest that no other such batch of the ring has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldId(u32);
+
+impl HoldId {
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
     }
 }
 
@@ -75,7 +89,7 @@ impl Chunk {
     }
 }
 
-/// What happened. Everything about one socket comes in the order in which it happened.
+/// What happened. Everything about one socket comes in the order in which it happened, but for [`Completion::Released`].
 #[derive(Debug)]
 pub enum Completion {
     /// The send of this socket ended; another may start.
@@ -85,6 +99,25 @@ pub enum Completion {
         /// Bytes that the socket took, possibly fewer than planned and possibly 0; or why it took none.
         result: Result<u32, Errno>,
         /// The batch, for reuse. What it refers to is no longer read by the kernel.
+        batch: SendBatch,
+    },
+    /// The socket took a zero-copy send, and another may start. The kernel goes on reading the batch.
+    SentHeld {
+        /// The socket.
+        socket: SocketSlot,
+        /// Bytes that the socket took, possibly fewer than planned and possibly 0.
+        bytes: u32,
+        /// Under what the batch comes back.
+        hold: HoldId,
+    },
+    /// The kernel has let go of the batch of a zero-copy send. It comes in no order with anything else, also after the
+    /// socket was closed.
+    Released {
+        /// What [`Completion::SentHeld`] named.
+        hold: HoldId,
+        /// Whether the kernel says that it has made a copy. None where it does not tell.
+        copied: Option<bool>,
+        /// The batch, for reuse.
         batch: SendBatch,
     },
     /// Bytes arrived. Receiving goes on by itself.
@@ -148,7 +181,8 @@ pub trait Ring {
     fn add_socket(&mut self, socket: OwnedFd) -> Result<SocketSlot, RingError>;
 
     /// Shuts the socket down and cancels what it has in flight. [`Completion::Sent`] still comes for a send in
-    /// flight; what arrives from now on is dropped. [`Completion::Closed`] comes last. Repeating it has no effect.
+    /// flight; what arrives from now on is dropped. [`Completion::Closed`] comes last, but for [`Completion::Released`]:
+    /// closing does not wait until the kernel has let go of what was sent. Repeating it has no effect.
     fn close_socket(&mut self, socket: SocketSlot);
 
     /// Starts to send a batch, at the next [`Ring::park`]. One per socket may be in flight.
@@ -158,6 +192,15 @@ pub trait Ring {
     /// The batch comes back with [`Disposition::Retry`] while another is in flight, else with
     /// [`Disposition::Socket`]: the socket is closed or closing, or the batch is not sound ([`BatchError`]).
     fn send(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)>;
+
+    /// As [`Ring::send`], but the kernel reads the memory of the batch where it lies, if it can, for as long as it may
+    /// have to send it again. Ends in [`Completion::SentHeld`]; or in [`Completion::Sent`], when it failed or the kernel
+    /// has let go of the batch already.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Ring::send`].
+    fn send_zero_copy(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)>;
 
     /// Starts to receive, until the stream ends or the socket is closed. Repeating it has no effect.
     ///

@@ -5,6 +5,8 @@
 //! established data-link socket that a shard owns from then on. Frames of channels never pass through here, so a
 //! slow or hostile connection attempt costs no shard a turn.
 //!
+//! [`zero_copy`] decides for a link how it sends; the shard that owns it asks.
+//!
 //! Nothing here trusts a peer: before the handshake has succeeded a connection may cost 4 KiB and 5 seconds, and
 //! there are at most 64 of them.
 
@@ -13,3 +15,4 @@ pub mod handshake;
 pub mod listen;
 pub mod options;
 pub mod peer;
+pub mod zero_copy;

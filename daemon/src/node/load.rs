@@ -83,6 +83,7 @@ mod tests {
             past_emit_stalls: Default::default(),
             links: Vec::new(),
             sockets: std::collections::BTreeMap::new(),
+            zero_copy: Default::default(),
             counts: ShardCounts::default(),
             bytes_total,
             turns: TurnStats::default(),

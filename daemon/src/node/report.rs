@@ -9,6 +9,7 @@ use weir_flow::ids::LinkId;
 use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
+use super::zero_copy;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
@@ -115,6 +116,7 @@ impl NodeReport {
         subsystems.push(memory_line(facts.regions));
         subsystems.push(budget_line(facts.memory, &facts.kept, memory_limit(facts.regions.mode)));
         subsystems.push(self.io_line());
+        subsystems.push(zero_copy::line(&self.shards));
         subsystems.push(self.shards_line());
         subsystems.push(facts.probes.clone());
         subsystems.push(Subsystem::ok(
@@ -364,6 +366,7 @@ fn link_row(shard: &ShardSnapshot, link: &LinkStats) -> LinkRow {
         skipped_frames_total: link.skipped_frames_total,
         round_trip_min_seconds: link.round_trip_min_ns.map(|ns| ns as f64 / 1e9),
         socket: shard.sockets.get(&link.link).and_then(|account| account.row()).map(Box::new),
+        zero_copy: zero_copy::row(shard, link.link),
     }
 }
 
@@ -533,6 +536,7 @@ mod tests {
             past_emit_stalls: Default::default(),
             links: Vec::new(),
             sockets: BTreeMap::new(),
+            zero_copy: Default::default(),
             counts: crate::shard::mailbox::ShardCounts::default(),
             bytes_total: 0,
             turns: TurnStats::default(),

@@ -19,4 +19,4 @@ pub mod times;
 pub mod verdict;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

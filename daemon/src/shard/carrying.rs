@@ -21,6 +21,7 @@ use super::links::Carrier;
 use super::mailbox::{LinkKey, ToNode};
 use super::run::{Drain, ShardLoop};
 use crate::io::{Ring, SocketSlot};
+use crate::link::zero_copy::{ZeroCopy, is_local};
 
 impl<R: Ring> ShardLoop<R> {
     /// A new link.
@@ -33,6 +34,7 @@ impl<R: Ring> ShardLoop<R> {
         now: Time,
     ) {
         let watch = self.options.observer.watch(socket.as_fd());
+        let zero_copy = ZeroCopy::new(&self.options.zero_copy, is_local(socket.as_fd()), now);
         let slot = match self.ring.add_socket(socket) {
             Ok(slot) => slot,
             Err(error) => {
@@ -43,7 +45,7 @@ impl<R: Ring> ShardLoop<R> {
         let peer_grace_ns = u64::try_from(peer_grace.as_nanos()).unwrap_or(u64::MAX);
         let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard, peer_grace_ns };
         let link = self.core.handle_link(spec, now);
-        self.links.insert(link, key, slot, watch);
+        self.links.insert(link, key, slot, watch, zero_copy);
         if let Err(error) = self.ring.receive(slot) {
             return self.close_link(link, error.to_string(), now);
         }

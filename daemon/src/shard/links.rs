@@ -6,6 +6,7 @@ use weir_flow::ids::LinkId;
 
 use super::mailbox::LinkKey;
 use crate::io::{SendBatch, SocketSlot};
+use crate::link::zero_copy::{OUTSTANDING_MAX, Ticket, ZeroCopy};
 use crate::observe::sockets::{SocketAccount, SocketWatch};
 
 /// Sockets without probes that are looked at in one turn.
@@ -17,6 +18,10 @@ pub(super) struct Link {
     pub(super) carrier: Carrier,
     /// Sends in a row that the kernel could not read all of.
     pub(super) unread_sends: u32,
+    /// Whether it sends without a copy.
+    pub(super) zero_copy: ZeroCopy,
+    /// Of the zero-copy send in flight, if it is one.
+    pub(super) ticket: Option<Ticket>,
     /// What watches its socket; also one that is being closed.
     pub(super) watch: Option<SocketWatch>,
     /// What was known of its sockets before that.
@@ -84,11 +89,19 @@ pub(super) struct Links {
 
 impl Links {
     /// Adds a link with its first socket.
-    pub(super) fn insert(&mut self, id: LinkId, key: LinkKey, socket: SocketSlot, watch: SocketWatch) {
+    pub(super) fn insert(
+        &mut self,
+        id: LinkId,
+        key: LinkKey,
+        socket: SocketSlot,
+        watch: SocketWatch,
+        zero_copy: ZeroCopy,
+    ) {
         self.by_socket.insert(socket, id);
         self.by_key.insert(key.clone(), id);
         let (carrier, past) = (Carrier::Socket(socket), SocketAccount::default());
-        self.by_id.insert(id, Link { key, carrier, unread_sends: 0, watch: Some(watch), past });
+        let watch = Some(watch);
+        self.by_id.insert(id, Link { key, carrier, unread_sends: 0, zero_copy, ticket: None, watch, past });
     }
 
     /// Another socket carries a link.
@@ -124,7 +137,10 @@ impl Links {
     /// Keeps a batch for later.
     pub(super) fn keep_batch(&mut self, mut batch: SendBatch) {
         batch.parts.clear();
-        self.spare_batches.push(batch);
+        // As many as the links that are there can use at a time.
+        if self.spare_batches.len() < self.by_id.len() * (OUTSTANDING_MAX as usize + 1) {
+            self.spare_batches.push(batch);
+        }
     }
 
     /// The socket that carries a link, if one does.
@@ -163,6 +179,11 @@ impl Links {
         Some(link)
     }
 
+    /// How every link sends.
+    pub(super) fn zero_copies(&self) -> impl Iterator<Item = (LinkId, &ZeroCopy)> {
+        self.by_id.iter().map(|(id, link)| (*id, &link.zero_copy))
+    }
+
     /// What the sockets of every link waited for.
     pub(super) fn socket_accounts(&self) -> BTreeMap<LinkId, SocketAccount> {
         self.by_id.iter().map(|(id, link)| (*id, link.socket_account())).collect()
@@ -189,9 +210,12 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsFd, OwnedFd};
 
+    use weir_flow::ids::Time;
+
     use super::*;
     use crate::io::Ring;
     use crate::io::fake::FakeRing;
+    use crate::link::zero_copy::ZeroCopySetting;
     use crate::observe::probes::cause::Cause;
     use crate::observe::sockets::Observer;
 
@@ -215,7 +239,8 @@ mod tests {
             (account.sockets, account.state.is_some(), account.watched_ns)
         };
         let (first, watch) = socket(&mut ring, &observer);
-        links.insert(id, key, first, watch);
+        let zero_copy = ZeroCopy::new(&ZeroCopySetting::never(), true, Time(0));
+        links.insert(id, key, first, watch, zero_copy);
         let now = known(&links);
         assert_eq!((now.0, now.1), (1, true));
 

@@ -28,6 +28,7 @@ use weir_ipc::partition_port::PartitionEndpoint;
 use weir_ipc::session::SessionEndpoint;
 
 use super::stall::TurnStats;
+use crate::link::zero_copy::ZeroCopyReport;
 use crate::memory::{ReceiveRegion, SendRegion};
 use crate::observe::sockets::SocketAccount;
 
@@ -261,6 +262,8 @@ pub struct ShardSnapshot {
     pub links: Vec<LinkStats>,
     /// What the sockets of each waited for.
     pub(crate) sockets: BTreeMap<LinkId, SocketAccount>,
+    /// How each sends.
+    pub(crate) zero_copy: ZeroCopyReport,
     /// Attachments, partitions, gates and links.
     pub counts: ShardCounts,
     /// Payload bytes moved since the start, both directions: what placement compares.

@@ -19,6 +19,7 @@ mod run;
 pub mod stall;
 mod transmit;
 mod waits;
+mod zero_copy;
 
 #[cfg(test)]
 mod tests;

@@ -171,6 +171,7 @@ impl<R: Ring> ShardLoop<R> {
             past_emit_stalls: *self.core.past_emit_stalls(),
             links: self.core.links().collect(),
             sockets: self.links.socket_accounts(),
+            zero_copy: self.zero_copy_report(),
             counts: ShardCounts {
                 attachments: count(self.attachments.len()),
                 partitions: count(self.rings.partitions.len()),
@@ -197,6 +198,12 @@ impl<R: Ring> ShardLoop<R> {
                     self.handle_received(socket, chunk, now);
                 }
                 Completion::Sent { socket, result, batch } => self.handle_sent(socket, result, batch, now),
+                Completion::SentHeld { socket, bytes, hold } => {
+                    self.handle_sent_held(socket, bytes, hold, now);
+                }
+                Completion::Released { hold, copied, batch } => {
+                    self.handle_released(hold, copied, batch, now)
+                }
                 Completion::EndOfStream { socket } => {
                     self.lose_socket(socket, "the peer closed it".to_owned())
                 }

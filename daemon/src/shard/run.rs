@@ -18,7 +18,9 @@ use super::links::Links;
 use super::mailbox::{RingKey, ShardInbox, ToNode};
 use super::rings::Rings;
 use super::stall::StallDetector;
+use super::zero_copy::Holds;
 use crate::io::{Ring, WatchId};
+use crate::link::zero_copy::ZeroCopySetting;
 use crate::observe::sockets::Observer;
 
 /// The watch of the mailbox; those of attachments follow from 1.
@@ -36,6 +38,8 @@ pub struct ShardOptions {
     pub spin: Duration,
     /// What watches the sockets of links.
     pub(crate) observer: Observer,
+    /// Whether links send without a copy.
+    pub zero_copy: ZeroCopySetting,
 }
 
 /// A shard with everything it owns. The ring stands first: it is torn down before the memory that it refers to.
@@ -48,6 +52,7 @@ pub struct ShardLoop<R: Ring> {
     pub(super) attachments: Attachments,
     pub(super) rings: Rings,
     pub(super) links: Links,
+    pub(super) holds: Holds,
     pub(super) stall: StallDetector,
     pub(super) lists: Lists,
     pub(super) bytes_total: u64,
@@ -97,6 +102,7 @@ impl<R: Ring> ShardLoop<R> {
             attachments: Attachments::default(),
             rings: Rings::default(),
             links: Links::default(),
+            holds: Holds::default(),
             stall: StallDetector::default(),
             lists: Lists::default(),
             bytes_total: 0,

@@ -5,6 +5,7 @@ mod client;
 mod resuming;
 mod waits;
 mod world;
+mod zero_copy;
 
 use weir_flow::exchange::Strategy;
 use weir_flow::failure::{Failure, FailureCode};

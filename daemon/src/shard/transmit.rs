@@ -33,7 +33,7 @@ impl<R: Ring> ShardLoop<R> {
         }
         let mut batch = self.links.take_batch();
         let outcome = if fill(&mut batch, &mut self.lists.transmit, &self.rings) {
-            self.ring.send(socket, batch).map_err(|(error, batch)| (error.to_string(), batch))
+            self.start_send(id, socket, batch, now).map_err(|(error, batch)| (error.to_string(), batch))
         } else {
             Err(("a frame refers to memory that is gone".to_owned(), batch))
         };
@@ -55,6 +55,7 @@ impl<R: Ring> ShardLoop<R> {
         now: Time,
     ) {
         let Some(link) = self.links.of_socket(socket) else { return self.links.keep_batch(batch) };
+        let result = self.judge_sent(link, result, now);
         let taken = *result.as_ref().unwrap_or(&0);
         self.bytes_total += u64::from(taken);
         self.core.handle_sent(link, taken, now);

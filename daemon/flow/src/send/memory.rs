@@ -36,6 +36,8 @@ pub(crate) struct SendMemory {
     pub(crate) changed: Vec<SubpartitionIndex>,
     /// Slices in batches or begun frames. Memory may not go away while there are any.
     pub(crate) in_kernel: u32,
+    /// Slices that the kernel still reads although a socket took them. As for `in_kernel`.
+    pub(crate) held: u32,
 }
 
 impl SendMemory {
@@ -46,6 +48,7 @@ impl SendMemory {
             returned: VecDeque::new(),
             changed: Vec::new(),
             in_kernel: 0,
+            held: 0,
         }
     }
 
@@ -110,6 +113,23 @@ impl SendMemory {
             state.is_returning = false;
         }
         Some(segment)
+    }
+
+    /// The kernel reads a slice of this segment, whatever becomes of the batch that it is in.
+    pub(crate) fn hold(&mut self, segment: SegmentIndex) {
+        self.held += 1;
+        self.change(segment, |state| state.held += 1);
+    }
+
+    /// The kernel no longer reads a slice for which [`Self::hold`] was called.
+    pub(crate) fn release(&mut self, segment: SegmentIndex) {
+        self.held = self.held.saturating_sub(1);
+        self.change(segment, |state| state.held = state.held.saturating_sub(1));
+    }
+
+    /// Whether the kernel may read any of it.
+    pub(crate) const fn is_in_kernel(&self) -> bool {
+        self.in_kernel > 0 || self.held > 0
     }
 
     /// The kernel let go of a slice whose channel is over.

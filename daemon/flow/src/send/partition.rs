@@ -256,7 +256,7 @@ impl Partition {
     }
 
     pub(crate) fn is_released(&self) -> bool {
-        self.state == PartitionState::Closed && self.memory.in_kernel == 0
+        self.state == PartitionState::Closed && !self.memory.is_in_kernel()
     }
 
     /// Segments come first, so that a client that is told the end has everything back that was free by then.

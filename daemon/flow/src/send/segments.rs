@@ -1,7 +1,8 @@
 //! Where the segments of a send region are, as the daemon sees it.
 //!
 //! Each segment counts its slices by place: queued, in the kernel, unacknowledged; and whether the client still
-//! writes it (`builder`). It is free if and only if all of these are zero. Slices of one segment can be in several
+//! writes it (`builder`). It is free if and only if all of these are zero. In the kernel is what a batch in flight has,
+//! and what the kernel still reads after a socket took it (`held`). Slices of one segment can be in several
 //! places at once; for a sum over segments it counts once, in the leftmost place that is not empty. Where several
 //! subpartitions share a segment, each counts the slices that it has of it.
 
@@ -23,6 +24,9 @@ pub(crate) struct SegmentState {
     pub(crate) queued: u32,
     /// Slices in a batch that the kernel has, or begun and not finished.
     pub(crate) in_kernel: u32,
+    /// Slices of batches that a socket has taken and the kernel still reads; a slice that was sent more than once counts
+    /// for each time.
+    pub(crate) held: u32,
     /// Slices sent and not acknowledged.
     pub(crate) unacked: u32,
     /// It was counted as having left the queue.
@@ -33,7 +37,7 @@ pub(crate) struct SegmentState {
 
 impl SegmentState {
     pub(crate) const fn is_free(&self) -> bool {
-        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.unacked == 0
+        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.held == 0 && self.unacked == 0
     }
 
     /// It is open, or something of it waits to be sent: what counts towards the quota, but for what the kernel has.
@@ -41,7 +45,7 @@ impl SegmentState {
         self.is_builder || self.queued > 0
     }
 
-    /// Nothing of it waits or will wait: it no longer counts towards the quota.
+    /// Nothing of it waits or will wait: it no longer counts towards the quota, although the kernel may still read it.
     pub(crate) const fn is_gone_from_queue(&self) -> bool {
         !self.is_builder && self.queued == 0 && self.in_kernel == 0
     }
@@ -90,7 +94,9 @@ impl Segments {
             let column = match state {
                 SegmentState { is_builder: true, .. } => &mut columns.builder,
                 SegmentState { queued: 1.., .. } => &mut columns.queued,
-                SegmentState { in_kernel: 1.., .. } => &mut columns.in_kernel,
+                SegmentState { in_kernel: 1.., .. } | SegmentState { held: 1.., .. } => {
+                    &mut columns.in_kernel
+                }
                 SegmentState { unacked: 1.., .. } => &mut columns.unacked,
                 _ => &mut columns.free,
             };

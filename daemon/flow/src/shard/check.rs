@@ -21,6 +21,8 @@ use crate::state::{IndexState, ReceiveState, SendState};
 struct LinkView {
     /// Slices of a segment that the kernel has.
     in_kernel: BTreeMap<(u32, u32), u32>,
+    /// Slices of a segment that the kernel reads although a socket took them.
+    held: BTreeMap<(u32, u32), u32>,
     /// Sequenced frames of a subpartition in batches.
     planned: BTreeMap<(u32, u32), u64>,
     /// Subpartitions in rounds.
@@ -43,6 +45,9 @@ impl Shard {
         for (id, link) in self.links.table.iter() {
             collect_link(link, &mut view)?;
             self.check_link(LinkId(id), link)?;
+        }
+        for (partition, segment) in self.holds.iter() {
+            *view.held.entry((partition.0, segment.0)).or_default() += 1;
         }
         for (id, partition) in self.partitions.table.iter() {
             self.check_partition(PartitionId(id), partition, &view)?;
@@ -125,25 +130,30 @@ impl Shard {
         }
         check_builders(id, partition)?;
         partition.emit.check().map_err(|violation| violation.at(&id))?;
-        let mut in_kernel = 0;
+        let (mut in_kernel, mut held) = (0, 0);
         for (segment, state) in partition.memory.segments.iter() {
             let Some(counted) = counted.get_mut(segment.0 as usize) else { continue };
             counted.in_kernel = view.in_kernel.get(&(id.0, segment.0)).copied().unwrap_or(0);
+            counted.held = view.held.get(&(id.0, segment.0)).copied().unwrap_or(0);
             in_kernel += counted.in_kernel;
-            let found = (state.is_builder, state.queued, state.in_kernel, state.unacked);
-            let needed = (counted.is_builder, counted.queued, counted.in_kernel, counted.unacked);
+            held += counted.held;
+            let places = |state: &SegmentState| {
+                (state.is_builder, state.queued, state.in_kernel, state.held, state.unacked)
+            };
+            let (found, needed) = (places(state), places(counted));
             ensure!(
                 found == needed,
                 "slices of a segment are where they are counted",
-                "partition {id}, segment {segment}: (builder, queued, in kernel, unacked) is {found:?}, \
+                "partition {id}, segment {segment}: (builder, queued, in kernel, held, unacked) is {found:?}, \
                  counted {needed:?}"
             );
         }
+        let found = (partition.memory.in_kernel, partition.memory.held);
         ensure!(
-            in_kernel == partition.memory.in_kernel,
+            (in_kernel, held) == found,
             "slices in the kernel are counted",
-            "partition {id}: {} counted {in_kernel}",
-            partition.memory.in_kernel
+            "partition {id}: {found:?} counted {:?}",
+            (in_kernel, held)
         );
         let returned: BTreeSet<SegmentIndex> = partition.memory.returned.iter().copied().collect();
         ensure!(

@@ -8,6 +8,7 @@ mod receive;
 mod send;
 mod transfer;
 mod watch;
+mod zero_copy;
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

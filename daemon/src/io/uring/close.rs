@@ -17,6 +17,9 @@ use crate::io::{Completion, Ring, SocketSlot};
 /// How often the end of a ring looks whether the kernel has let go.
 const DRAIN_STEPS: u32 = 200;
 
+/// The same when nothing is left but what the kernel may have to send again.
+const HOLDS_DRAIN_STEPS: u32 = 20;
+
 /// How long each look takes at most.
 const DRAIN_WAIT: Duration = Duration::from_millis(10);
 
@@ -31,14 +34,17 @@ impl Uring {
             let _ = rustix::net::shutdown(descriptor, Shutdown::Both);
         }
         let place = slot.index() as u16;
-        let sending = socket.batch.is_some().then_some(Operation::Send);
-        let receiving = (socket.receiving == Receiving::Armed).then_some(Operation::Receive);
+        let sending = socket.batch.is_some().then(|| match socket.hold {
+            None => Operation::Send.user_data(place),
+            Some(hold) => Operation::SendZeroCopy.numbered(hold, place),
+        });
+        let receiving = (socket.receiving == Receiving::Armed).then(|| Operation::Receive.user_data(place));
         if !matches!(socket.receiving, Receiving::Armed) {
             socket.receiving = Receiving::Ended;
         }
         for operation in [sending, receiving].into_iter().flatten() {
             socket.cancellations += 1;
-            let entry = opcode::AsyncCancel::new(operation.user_data(place))
+            let entry = opcode::AsyncCancel::new(operation)
                 .build()
                 .user_data(Operation::CancelSocket.user_data(place));
             // SAFETY: the entry points at no memory.
@@ -74,7 +80,7 @@ impl Uring {
             self.start_close(slot);
         }
         self.watches.remove_all(&mut self.queue);
-        for _ in 0..DRAIN_STEPS {
+        for step in 0..DRAIN_STEPS {
             while let Some(completion) = self.next() {
                 if let Completion::Received { chunk, .. } = completion {
                     self.release(chunk);
@@ -82,6 +88,10 @@ impl Uring {
             }
             if self.queue.in_flight == 0 {
                 return true;
+            }
+            // A peer that does not answer keeps what was sent to it in the kernel for as long as its connection lives.
+            if step >= HOLDS_DRAIN_STEPS && self.queue.in_flight <= self.holds.in_use() {
+                return false;
             }
             if self.queue.park(Some(DRAIN_WAIT)).is_err() {
                 return false;
@@ -96,6 +106,7 @@ impl Drop for Uring {
         if !self.drain() {
             // The kernel may still read and write this memory, so it is never given back.
             mem::forget(mem::take(&mut self.sockets));
+            mem::forget(mem::take(&mut self.holds));
             mem::forget(mem::replace(&mut self.memory, ReceiveMemory::Staging(Staging::new(0))));
         }
     }

@@ -6,7 +6,7 @@
 //! | `queue` | the submission and completion queues, entering the kernel |
 //! | `socket` | the table of sockets |
 //! | `memory` | buffers to receive into |
-//! | `send`, `receive`, `watch`, `close` | one operation each: how it starts and what its completion means |
+//! | `send`, `zero_copy`, `receive`, `watch`, `close` | one operation each: how it starts and what its completion means |
 //!
 //! Each entry handed to the kernel carries its operation and the place in the table that it is for. The kernel
 //! answers each with exactly one *last* completion. A place in a table is free only after the last completion of
@@ -22,6 +22,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod watch;
+mod zero_copy;
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -34,6 +35,7 @@ use memory::ReceiveMemory;
 use queue::{Operation, Queue};
 use socket::Sockets;
 use watch::Watches;
+use zero_copy::Holds;
 
 /// A ring of the kernel, with everything that the kernel may touch through it. Made by [`UringSetup::enable`], on
 /// the thread that uses it.
@@ -45,6 +47,7 @@ pub struct Uring {
     // In this order, so that the kernel's side goes before the memory that it uses.
     queue: Queue,
     sockets: Sockets,
+    holds: Holds,
     watches: Watches,
     memory: ReceiveMemory,
     /// Completions that no entry of the kernel stands for.
@@ -56,9 +59,10 @@ pub struct Uring {
 
 impl Uring {
     fn handle_completion(&mut self, completion: queue::Entry) -> Option<Completion> {
-        let queue::Entry { operation, place, result, flags } = completion;
+        let queue::Entry { operation, number, place, result, flags } = completion;
         match operation {
             Operation::Send => self.handle_sent(place, result),
+            Operation::SendZeroCopy => self.handle_zero_copy(number, place, result, flags),
             Operation::Receive => self.handle_received(place, result, flags),
             Operation::Watch => self.handle_watched(place, result, flags),
             Operation::CancelSocket => self.handle_socket_cancelled(place),
@@ -79,6 +83,10 @@ impl Ring for Uring {
 
     fn send(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)> {
         self.start_send(socket, batch)
+    }
+
+    fn send_zero_copy(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)> {
+        self.start_zero_copy(socket, batch)
     }
 
     fn receive(&mut self, socket: SocketSlot) -> Result<(), RingError> {

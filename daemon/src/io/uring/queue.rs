@@ -26,6 +26,7 @@ pub(super) enum Operation {
     Watch = 3,
     CancelSocket = 4,
     CancelWatch = 5,
+    SendZeroCopy = 6,
     /// Nothing that this module started.
     Unknown = 0,
 }
@@ -36,16 +37,22 @@ impl Operation {
         (self as u64) << 56 | place as u64
     }
 
-    const fn of(user_data: u64) -> (Self, u16) {
+    /// The same for one of several operations of this kind at that place, told apart by a number.
+    pub(super) const fn numbered(self, number: u32, place: u16) -> u64 {
+        self.user_data(place) | (number as u64) << 16
+    }
+
+    const fn of(user_data: u64) -> (Self, u32, u16) {
         let operation = match user_data >> 56 {
             1 => Self::Send,
             2 => Self::Receive,
             3 => Self::Watch,
             4 => Self::CancelSocket,
             5 => Self::CancelWatch,
+            6 => Self::SendZeroCopy,
             _ => Self::Unknown,
         };
-        (operation, user_data as u16)
+        (operation, (user_data >> 16) as u32, user_data as u16)
     }
 }
 
@@ -53,6 +60,8 @@ impl Operation {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) operation: Operation,
+    /// What [`Operation::numbered`] was given.
+    pub(super) number: u32,
     pub(super) place: u16,
     /// Negative for an error.
     pub(super) result: i32,
@@ -143,8 +152,8 @@ impl Queue {
         if !cqueue::more(entry.flags()) {
             self.in_flight = self.in_flight.saturating_sub(1);
         }
-        let (operation, place) = Operation::of(entry.user_data());
-        Some(Entry { operation, place, result: entry.result(), flags: entry.flags() })
+        let (operation, number, place) = Operation::of(entry.user_data());
+        Some(Entry { operation, number, place, result: entry.result(), flags: entry.flags() })
     }
 
     /// Hands over what was pushed and waits for a completion, as [`crate::io::Ring::park`] says.

@@ -54,7 +54,7 @@ impl Uring {
 
 impl Message {
     /// Names the ranges of this batch. Allocates only for more parts than any batch of this socket had before.
-    fn set(&mut self, batch: &SendBatch) -> Result<(), BatchError> {
+    pub(super) fn set(&mut self, batch: &SendBatch) -> Result<(), BatchError> {
         self.parts.clear();
         let parts = &mut self.parts;
         batch.for_each_range(|address, bytes| {

@@ -10,6 +10,7 @@ use super::memory::ReceiveMemory;
 use super::queue::Queue;
 use super::socket::Sockets;
 use super::watch::Watches;
+use super::zero_copy::Holds;
 use crate::io::probe::{self, Level};
 use crate::io::{Errno, RingCounters, RingError};
 use crate::memory::{Backing, HugepageMode};
@@ -32,6 +33,9 @@ pub struct UringConfig {
     pub buffer_bytes: u32,
     /// Whether receive buffers are made of hugepages. Unused at [`Level::OneShot`].
     pub hugepages: HugepageMode,
+    /// Whether the kernel is asked to tell whether it copied what was to be sent without a copy. Linux 6.2; one that does
+    /// not know the question refuses the send.
+    pub zero_copy_usage: bool,
 }
 
 impl UringConfig {
@@ -45,6 +49,7 @@ impl UringConfig {
             buffers: 8,
             buffer_bytes: 256 << 10,
             hugepages: HugepageMode::Auto,
+            zero_copy_usage: true,
         }
     }
 
@@ -77,6 +82,7 @@ pub struct UringSetup {
     memory: ReceiveMemory,
     sockets: u16,
     entries: u32,
+    zero_copy_usage: bool,
 }
 
 impl UringSetup {
@@ -105,7 +111,13 @@ impl UringSetup {
             RingError::fatal("io_uring_register(FILES)", error.into(), fix)
         })?;
         let memory = ReceiveMemory::create(&ring, config)?;
-        Ok(Self { ring: Box::new(ring), memory, sockets: config.sockets, entries: config.entries })
+        Ok(Self {
+            ring: Box::new(ring),
+            memory,
+            sockets: config.sockets,
+            entries: config.entries,
+            zero_copy_usage: config.zero_copy_usage,
+        })
     }
 
     /// What the receive buffers are made of.
@@ -127,6 +139,7 @@ impl UringSetup {
             tag: TAG.fetch_add(1, Ordering::Relaxed),
             queue: Queue::enable(self.ring, self.entries as usize)?,
             sockets: Sockets::new(self.sockets),
+            holds: Holds::new(self.zero_copy_usage),
             watches: Watches::default(),
             memory: self.memory,
             ready: VecDeque::with_capacity(sockets),

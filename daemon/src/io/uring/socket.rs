@@ -35,6 +35,8 @@ pub(super) struct Socket {
     pub(super) message: Box<Message>,
     /// The batch in flight.
     pub(super) batch: Option<SendBatch>,
+    /// The place that is kept for it among those that the kernel may go on reading, if it is sent without a copy.
+    pub(super) hold: Option<u32>,
     pub(super) receiving: Receiving,
     /// Where it receives into, if that is its own.
     pub(super) staging: Option<u32>,
@@ -52,6 +54,7 @@ impl Socket {
             closing: false,
             message: Box::new(Message { header, parts: Vec::new() }),
             batch: None,
+            hold: None,
             receiving: Receiving::Off,
             staging: None,
             cancellations: 0,

@@ -162,7 +162,7 @@ fn kind(mail: &ToShard) -> &'static str {
     }
 }
 
-fn snapshot(shard: u16) -> ShardSnapshot {
+pub(super) fn snapshot(shard: u16) -> ShardSnapshot {
     ShardSnapshot {
         shard,
         at: weir_flow::ids::Time(0),
@@ -173,6 +173,7 @@ fn snapshot(shard: u16) -> ShardSnapshot {
         past_emit_stalls: Default::default(),
         links: Vec::new(),
         sockets: BTreeMap::new(),
+        zero_copy: Default::default(),
         counts: ShardCounts::default(),
         bytes_total: 0,
         turns: TurnStats::default(),

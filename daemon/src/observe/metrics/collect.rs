@@ -249,7 +249,7 @@ const SHARD_COLUMNS: [ShardColumn; 4] = [
 /// A value of a link; none if it is not known.
 type LinkColumn = (&'static Metric, fn(&LinkRow) -> Option<Value>);
 
-const LINK_COLUMNS: [LinkColumn; 13] = [
+const LINK_COLUMNS: [LinkColumn; 18] = [
     (&registry::LINK_CONNECTED, |link| Some((link.state == "established").into())),
     (&registry::LINK_SENT, |link| Some(link.sent_bytes_total.into())),
     (&registry::LINK_RECEIVED, |link| Some(link.received_bytes_total.into())),
@@ -258,6 +258,13 @@ const LINK_COLUMNS: [LinkColumn; 13] = [
     (&registry::LINK_RESENT, |link| Some(link.resent_bytes_total.into())),
     (&registry::LINK_SKIPPED, |link| Some(link.skipped_frames_total.into())),
     (&registry::LINK_ROUND_TRIP, |link| link.round_trip_min_seconds.map(Value::from)),
+    (&registry::LINK_ZERO_COPY, |link| {
+        Some(matches!(link.zero_copy.mode.as_str(), "zero_copy" | "probing").into())
+    }),
+    (&registry::LINK_ZERO_COPY_SENDS, |link| Some(link.zero_copy.sent_total.into())),
+    (&registry::LINK_ZERO_COPY_COPIED, |link| Some(link.zero_copy.copied_total.into())),
+    (&registry::LINK_ZERO_COPY_REFUSED, |link| Some(link.zero_copy.refused_total.into())),
+    (&registry::LINK_ZERO_COPY_OUTSTANDING, |link| Some(u64::from(link.zero_copy.outstanding).into())),
     (&registry::LINK_UNWRITABLE, |link| link.socket.as_ref()?.unwritable_seconds_total.map(Value::from)),
     (&registry::LINK_SEND_QUEUE, |link| link.socket.as_ref()?.send_queue_bytes.map(Value::from)),
     (&registry::LINK_RECEIVE_QUEUE, |link| link.socket.as_ref()?.receive_queue_bytes.map(Value::from)),

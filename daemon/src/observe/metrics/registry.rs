@@ -102,6 +102,16 @@ metrics! {
         "Frames of channels that had gone.";
     LINK_ROUND_TRIP = Gauge "weir_link_round_trip_min_seconds" ["peer", "shard", "peer_shard"] "seconds":
         "Shortest time from a Ping to its Pong; no series before the first.";
+    LINK_ZERO_COPY = Gauge "weir_link_zero_copy" ["peer", "shard", "peer_shard"]:
+        "1 while a data link sends large batches without a copy or tries to, 0 while it copies.";
+    LINK_ZERO_COPY_SENDS = Counter "weir_link_zero_copy_sends_total" ["peer", "shard", "peer_shard"]:
+        "Batches that a socket took to be sent without a copy.";
+    LINK_ZERO_COPY_COPIED = Counter "weir_link_zero_copy_copied_total" ["peer", "shard", "peer_shard"]:
+        "Of those, the ones that the kernel copied after all.";
+    LINK_ZERO_COPY_REFUSED = Counter "weir_link_zero_copy_refused_total" ["peer", "shard", "peer_shard"]:
+        "Sends without a copy that failed for want of memory that may be locked; each was copied instead.";
+    LINK_ZERO_COPY_OUTSTANDING = Gauge "weir_link_zero_copy_outstanding" ["peer", "shard", "peer_shard"]:
+        "Batches that the kernel has not let go of.";
 
     LINK_SOCKET_STATE = Counter "weir_link_socket_seconds_total" ["peer", "shard", "peer_shard", "state"] "seconds":
         "What the sending side of the sockets of a link did, by state (idle, flight, held, congestion_window, receive_window, \

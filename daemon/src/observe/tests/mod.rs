@@ -9,7 +9,7 @@ mod arrivals;
 mod faults;
 mod life;
 mod oracle;
-mod thread;
+pub(crate) mod thread;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

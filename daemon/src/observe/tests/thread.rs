@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// Runs `body` on a thread of its own.
-pub(super) fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     match std::thread::spawn(body).join() {
         Ok(outcome) => outcome,
         Err(panic) => std::panic::resume_unwind(panic),
@@ -13,7 +13,7 @@ pub(super) fn alone<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static
 }
 
 /// Leaves the calling thread these capabilities and no other.
-pub(super) fn keep_capabilities(kept: CapabilitySet) {
+pub(crate) fn keep_capabilities(kept: CapabilitySet) {
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).unwrap();
 }
@@ -40,7 +40,7 @@ pub(super) fn refuse_bpf() {
 
 /// Gives the calling thread a network of its own, with a loopback that is set up by these commands. The error says what
 /// cannot be had here.
-pub(super) fn own_network(commands: &[&str]) -> Result<(), String> {
+pub(crate) fn own_network(commands: &[&str]) -> Result<(), String> {
     // SAFETY: it concerns the calling thread only, and no memory.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         return Err(format!("a network namespace: {}", std::io::Error::last_os_error()));

@@ -18,8 +18,9 @@ use weir_ipc::region::{ReceiveMapping, SendMapping};
 use weir_ipc::session::{SessionEndpoint, SessionPort};
 
 use super::client::{Consumer, Producer};
-use crate::io::fake::{FakeRing, SendPolicy};
+use crate::io::fake::{FakeRing, NoticePolicy, SendPolicy};
 use crate::io::{Errno, SendPart, SocketSlot};
+use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::{HugepageMode, ReceiveRegion, SendRegion};
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::Observer;
@@ -50,6 +51,7 @@ impl Side {
             ring_level: "none: a test".to_owned(),
             spin: std::time::Duration::ZERO,
             observer: Observer::without(Cause::SwitchedOff),
+            zero_copy: ZeroCopySetting::never(),
         };
         Self { shard: ShardLoop::new(options, FakeRing::new(), inbox, to_node), sender, reports }
     }
@@ -120,6 +122,34 @@ impl World {
         world.a.mail(ToShard::AddLink { key: key_of_a(), socket: socket(), early: Vec::new(), peer_grace });
         world.b.mail(ToShard::AddLink { key: key_of_b(), socket: socket(), early: Vec::new(), peer_grace });
         world
+    }
+
+    /// How links that come from now on send, and when the kernel lets go of what they send without a copy.
+    pub(super) fn set_zero_copy(&mut self, mode: ZeroCopyMode, notices: NoticePolicy) {
+        for side in [&mut self.a, &mut self.b] {
+            side.shard.options.zero_copy = ZeroCopySetting { mode, lost: None };
+        }
+        self.set_notices(notices);
+    }
+
+    pub(super) fn set_notices(&mut self, notices: NoticePolicy) {
+        self.a.shard.ring.set_notices(notices);
+        self.b.shard.ring.set_notices(notices);
+    }
+
+    /// Time passes in which nothing happens but heartbeats.
+    pub(super) fn pass(&mut self, ns: u64) {
+        let end = self.now.0 + ns;
+        while self.now.0 < end {
+            self.now = Time(end.min(self.now.0 + 300_000_000));
+            self.settle();
+        }
+    }
+
+    /// The node ends both links, whatever they are doing.
+    pub(super) fn close_links(&self) {
+        self.a.mail(ToShard::CloseLink { key: key_of_a(), reason: "a test".to_owned() });
+        self.close_link_at_b(&key_of_b());
     }
 
     /// A producer at A and a consumer at B, each in an attachment of its own, with an open channel.

@@ -95,8 +95,8 @@ fn channel_line(row: &ChannelRow, rate: &str) -> String {
 pub(super) fn links(latest: &Latest) -> Vec<Line<'static>> {
     let Some(now) = &latest.now else { return Vec::new() };
     let title = format!(
-        "{:<16} {:>6} {:<12} {:>11} {:>11} {:>7} {:>9}",
-        "peer", "shards", "state", "sent", "received", "resumes", "min rtt"
+        "{:<16} {:>6} {:<12} {:>11} {:>11} {:>7} {:>9}  {}",
+        "peer", "shards", "state", "sent", "received", "resumes", "min rtt", "sends by"
     );
     let mut lines = vec![Line::from(title)];
     let before = latest.before.as_ref().map(|reports| reports.status.links.as_slice()).unwrap_or_default();
@@ -108,12 +108,13 @@ pub(super) fn links(latest: &Latest) -> Vec<Line<'static>> {
         let round_trip =
             row.round_trip_min_seconds.map_or("-".to_owned(), |seconds| format!("{:.0} us", seconds * 1e6));
         lines.push(Line::from(format!(
-            "{} {shards:>6} {:<12} {:>11} {:>11} {:>7} {round_trip:>9}",
+            "{} {shards:>6} {:<12} {:>11} {:>11} {:>7} {round_trip:>9}  {}",
             fit(&row.peer, 16),
             row.state,
             shown_rate(sent),
             shown_rate(received),
             row.resumes_total,
+            row.zero_copy.mode,
         )));
     }
     if now.status.links.is_empty() {

@@ -1,0 +1,125 @@
+//! What a node says about zero-copy sends.
+
+use weir_flow::ids::LinkId;
+
+use crate::control::snapshot::Subsystem;
+use crate::control::zero_copy::ZeroCopyRow;
+use crate::link::zero_copy::{ZeroCopyMode, ZeroCopyState};
+use crate::shard::mailbox::ShardSnapshot;
+
+/// What lets the kernel lock as much memory as zero-copy sends need.
+const MEMLOCK_FIX: &str =
+    "LimitMEMLOCK=infinity or AmbientCapabilities=CAP_IPC_LOCK (weir.service), or `ulimit -l unlimited`";
+
+/// What gives the kernel what it lacks.
+const KERNEL_FIX: &str = "a newer kernel";
+
+/// The line of status.
+pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
+    let name = "zero copy";
+    let Some(setting) = shards.first().map(|shard| &shard.zero_copy.setting) else {
+        return Subsystem::off(name, "no shard answers");
+    };
+    match (&setting.mode, &setting.lost) {
+        (ZeroCopyMode::Never, _) => return Subsystem::off(name, "link.zero_copy = \"never\""),
+        (ZeroCopyMode::Auto, Some(lost)) => return Subsystem::off(name, lost),
+        (ZeroCopyMode::Always, Some(lost)) => {
+            return Subsystem::degraded(name, "all links copy", lost, KERNEL_FIX);
+        }
+        (_, None) => {}
+    }
+    let links = || shards.iter().flat_map(|shard| shard.zero_copy.links.values());
+    let of_mode = |mode: &str| links().filter(|link| link.mode == mode).count();
+    let sum = |count: fn(&ZeroCopyState) -> u64| links().map(count).sum::<u64>();
+    let detail = format!(
+        "{} of {} data links send without a copy, {} try; {} batches sent so, {} of them copied by the kernel",
+        of_mode("zero_copy"),
+        links().count(),
+        of_mode("probing"),
+        sum(|link| link.counts.sent),
+        sum(|link| link.counts.copied),
+    );
+    let short = links().filter(|link| link.is_short_of_memory).count();
+    if short == 0 {
+        return Subsystem::ok(name, detail);
+    }
+    let reason = format!(
+        "memlock: on {short} data links the kernel may lock no more memory for what is being sent; they copy, and try \
+         again within 10 min"
+    );
+    Subsystem::degraded(name, detail, reason, MEMLOCK_FIX)
+}
+
+/// How one link sends.
+pub(super) fn row(shard: &ShardSnapshot, link: LinkId) -> ZeroCopyRow {
+    let Some(state) = shard.zero_copy.links.get(&link) else { return ZeroCopyRow::default() };
+    ZeroCopyRow {
+        mode: state.mode.to_owned(),
+        reason: state.reason.clone(),
+        sent_total: state.counts.sent,
+        copied_total: state.counts.copied,
+        refused_total: state.counts.refused,
+        crowded_total: state.counts.crowded,
+        outstanding: state.outstanding,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::control::snapshot::Health;
+    use crate::link::zero_copy::{ZeroCopyCounts, ZeroCopyReport, ZeroCopySetting};
+    use crate::node::tests::snapshot;
+
+    fn shard(mode: ZeroCopyMode, lost: Option<&str>, links: &[(&'static str, bool)]) -> ShardSnapshot {
+        let state = |(number, (mode, is_short)): (usize, &(&'static str, bool))| {
+            let counts = ZeroCopyCounts { sent: 5, copied: 2, ..ZeroCopyCounts::default() };
+            let state =
+                ZeroCopyState { mode, reason: None, is_short_of_memory: *is_short, outstanding: 1, counts };
+            (LinkId(number as u32), state)
+        };
+        let setting = ZeroCopySetting { mode, lost: lost.map(str::to_owned) };
+        let links: BTreeMap<LinkId, ZeroCopyState> = links.iter().enumerate().map(state).collect();
+        ShardSnapshot { zero_copy: ZeroCopyReport { setting, links }, ..snapshot(0) }
+    }
+
+    #[test]
+    fn the_line_says_what_links_do_and_what_would_help() {
+        let states = [("zero_copy", false), ("copy", false), ("probing", false)];
+        let fine = line(&[shard(ZeroCopyMode::Auto, None, &states)]);
+        assert_eq!(
+            (fine.state, &*fine.detail),
+            (
+                Health::Ok,
+                "1 of 3 data links send without a copy, 1 try; 15 batches sent so, 6 of them copied by the kernel"
+            )
+        );
+        let short = line(&[shard(ZeroCopyMode::Auto, None, &[("copy", true)])]);
+        assert_eq!(short.state, Health::Degraded);
+        assert!(short.reason.unwrap().starts_with("memlock: on 1 data links"));
+        assert!(short.fix.unwrap().contains("CAP_IPC_LOCK"));
+        for (mode, lost, state) in [
+            (ZeroCopyMode::Never, None, Health::Off),
+            (ZeroCopyMode::Auto, Some("too old"), Health::Off),
+            (ZeroCopyMode::Always, Some("too old"), Health::Degraded),
+        ] {
+            let line = line(&[shard(mode, lost, &[])]);
+            assert_eq!(line.state, state, "{mode:?}");
+            assert!(lost.is_none_or(|lost| line.reason.as_deref() == Some(lost)));
+        }
+        assert_eq!(line(&[]).state, Health::Off);
+    }
+
+    #[test]
+    fn a_row_has_what_came_of_its_link() {
+        let shard = shard(ZeroCopyMode::Auto, None, &[("probing", false)]);
+        let found = row(&shard, LinkId(0));
+        assert_eq!(
+            (&*found.mode, found.sent_total, found.copied_total, found.outstanding),
+            ("probing", 5, 2, 1)
+        );
+        assert_eq!(row(&shard, LinkId(7)), ZeroCopyRow::default());
+    }
+}

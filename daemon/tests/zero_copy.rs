@@ -1,0 +1,81 @@
+//! Records over links that send without a copy, from process to process: all of them arrive, memory is given back, and what
+//! the kernel said is shown. On loopback it says that it copied.
+
+mod common;
+
+use common::{
+    Daemon, DaemonOptions, eventually, feed, free_address, lines, memory_used, number, recv, send, subsystem,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const INPUT_BYTES: usize = 24 << 20;
+
+/// Two daemons whose links send like this.
+fn daemons(directory: &TempDir, mode: &str) -> [Daemon; 2] {
+    let (first, second) = (free_address(), free_address());
+    for name in ["a", "b"] {
+        let config = format!("[link]\nzero_copy = \"{mode}\"\n");
+        std::fs::write(directory.path().join(format!("{name}.toml")), config).expect("a configuration");
+    }
+    let of_a = DaemonOptions { peers: &[("b", &second)], ..DaemonOptions::new("a", &first) };
+    let of_b = DaemonOptions { peers: &[("a", &first)], ..DaemonOptions::new("b", &second) };
+    [Daemon::start(directory.path(), &of_a), Daemon::start(directory.path(), &of_b)]
+}
+
+/// Sends much from `a` to `b`. Returns how the links of `a` sent it.
+fn transfer(mode: &str) -> (Vec<Value>, Value) {
+    let directory = TempDir::new().expect("a directory");
+    let [a, b] = daemons(&directory, mode);
+    let input = lines(INPUT_BYTES);
+    let receiver = recv(&b, "x", "0/1");
+    let mut sender = send(&a, "x", &["--consumers", "1"]);
+    let feeder = feed(&mut sender, input.clone());
+    let output = receiver.output();
+    assert!(output.status.success(), "recv: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(sender.output().status.success());
+    feeder.join().expect("the feeder");
+    assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
+    for daemon in [&a, &b] {
+        eventually("all memory is given back", || (memory_used(daemon) == 0).then_some(()));
+    }
+    let links = a.ask("status")["links"].as_array().expect("links").clone();
+    (
+        links.iter().map(|link| link["zero_copy"].clone()).collect(),
+        subsystem(&a, "zero copy").expect("a line"),
+    )
+}
+
+fn total(links: &[Value], key: &str) -> u64 {
+    links.iter().map(|link| number(link, key)).sum()
+}
+
+#[test]
+fn records_sent_without_a_copy_arrive_and_what_the_kernel_said_is_counted() {
+    let (links, line) = transfer("always");
+    if line["state"] != "ok" {
+        println!("not run here: zero-copy sends ({line})");
+        return;
+    }
+    assert!(links.iter().all(|link| link["mode"] == "zero_copy"), "{links:?}");
+    let (sent, copied) = (total(&links, "sent_total"), total(&links, "copied_total"));
+    assert!(sent > 20, "{links:?}");
+    assert_eq!((copied, total(&links, "outstanding")), (sent, 0), "loopback copies all of it: {links:?}");
+    let detail = line["detail"].as_str().expect("a text");
+    assert!(
+        detail.ends_with(&format!("{sent} batches sent so, {copied} of them copied by the kernel")),
+        "{detail}"
+    );
+}
+
+#[test]
+fn a_link_to_this_machine_copies_unless_told_otherwise() {
+    let (links, line) = transfer("auto");
+    if line["state"] == "ok" {
+        // A slow run sees the first probe, of four sends.
+        assert!(total(&links, "sent_total") <= 8 * links.len() as u64, "{links:?}");
+        assert!(links.iter().all(|link| link["mode"] != "zero_copy"), "{links:?}");
+    }
+    let (links, line) = transfer("never");
+    assert_eq!((total(&links, "sent_total"), &line["state"]), (0, &Value::from("off")));
+}
