@@ -229,7 +229,7 @@ mod tests {
     fn ticks_are_round_numbers_within_the_scale() {
         let scale = |least, most, is_logarithmic| Scale { least, most, width: 100.0, is_logarithmic };
         assert_eq!(scale(0.0, 3.7, false).ticks(), [0.0, 1.0, 2.0, 3.0]);
-        assert_eq!(scale(-3.0, 2.0, false).ticks(), [-2.0, 0.0, 2.0]);
+        assert_eq!(scale(-3.0, 3.0, false).ticks(), [-2.0, 0.0, 2.0]);
         let logarithmic = scale(2.0, 2000.0, true);
         assert_eq!(logarithmic.ticks(), [10.0, 100.0, 1000.0]);
         assert!((logarithmic.at(20.0) - 100.0 / 3.0).abs() < 1e-9);

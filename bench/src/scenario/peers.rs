@@ -78,19 +78,22 @@ impl Program {
         App::start_program(&self.path, &options)
     }
 
-    /// One window of the bulk job.
+    /// One window of the bulk job. A receiver takes one connection, and its port may be one that a daemon of somebody else
+    /// still dials: then it is started once more.
     fn bulk(&self, settings: &Settings, peer: Peer, record_bytes: usize) -> Result<Window, String> {
-        let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
-        let port = Some(receiver.port()?);
-        let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
-        std::thread::sleep(WARM_UP);
-        let pids = [sender.pid(), receiver.pid()];
-        let window = super::watch(&mut receiver, &pids, settings.window)?;
-        if window.counts.bytes_total() == 0 {
-            return Err(format!("nothing moved over {}; its error is above", peer.name()));
+        for _ in 0..2 {
+            let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
+            let port = Some(receiver.port()?);
+            let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
+            std::thread::sleep(WARM_UP);
+            let pids = [sender.pid(), receiver.pid()];
+            let window = super::watch(&mut receiver, &pids, settings.window)?;
+            app::end(vec![sender, receiver])?;
+            if window.counts.bytes_total() > 0 {
+                return Ok(window);
+            }
         }
-        app::end(vec![sender, receiver])?;
-        Ok(window)
+        Err(format!("nothing moved over {}; its error is above", peer.name()))
     }
 
     /// The delays of one window of the open loop.
