@@ -320,3 +320,50 @@ impl Drop for App {
         let _ = self.child.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn all_learn_of_the_end_before_the_first_one_stops() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (program, told) = (directory.path().join("process"), directory.path().join("told"));
+        let script = "#!/bin/sh\n\
+                      while read line; do\n\
+                      case $line in\n\
+                      report) echo '{\"bytes\":[],\"records\":[],\"checksum\":0,\"times_ns\":[]}' ;;\n\
+                      *) echo \"$line\" >>$(echo $2 | tr -d '\"') ;;\n\
+                      esac\n\
+                      done\n";
+        std::fs::write(&program, script).expect("a script");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("it may run");
+        let start = || App::start_program(&program, &told).expect("a process");
+        end(vec![start(), start()]).expect("both answer");
+        assert_eq!(std::fs::read_to_string(&told).expect("commands"), "close\nclose\nend\nend\n");
+    }
+
+    #[test]
+    fn none_sees_another_one_killed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let seen = directory.path().join("seen");
+        let mut first = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let watches = format!("while [ -d /proc/{} ]; do :; done; touch {}", first.id(), seen.display());
+        let mut second = Command::new("sh").args(["-c", &watches]).spawn().expect("sh");
+        let mut ended = Command::new("true").spawn().expect("true");
+        ended.wait().expect("it ends");
+        kill(&mut [&mut ended, &mut first, &mut second]);
+        assert!(!seen.exists());
+        assert!([&mut first, &mut second].into_iter().all(|child| matches!(child.try_wait(), Ok(Some(_)))));
+    }
+
+    #[test]
+    fn what_is_closing_is_not_ending_yet() {
+        let board = Board::new(1);
+        assert!(!board.is_closing());
+        board.closing.store(true, Ordering::Relaxed);
+        assert!(board.is_closing() && !board.is_ending());
+    }
+}

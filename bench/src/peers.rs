@@ -58,7 +58,7 @@ impl Peer {
             Self::Yamux => "one connection, 32 KiB per write, windows as they grow by themselves",
             Self::Quinn => "one connection, encrypted as always, 32 KiB per write",
             Self::ZeroMq => {
-                "PUSH socket per stream to one PULL over TCP, message per record, 1 MiB held per socket"
+                "one PUSH to one PULL over TCP for all streams, message per record, at most 4 MiB held at each end"
             }
         }
     }

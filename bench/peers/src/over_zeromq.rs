@@ -1,5 +1,5 @@
-//! ZeroMQ: a PUSH socket per stream, written in turn by one thread, all connected to one PULL socket over TCP; one I/O
-//! thread at each end, a message per record.
+//! ZeroMQ: one PUSH socket for all streams, which are written in turn by one thread, connected to one PULL socket over TCP; in
+//! an open loop a PUSH socket per stream. One I/O thread at each end, a message per record.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::messages::{self, Messages};
 
 /// Bytes that a socket may hold in each direction: its high-water mark is in messages, 1,000 unless told otherwise, which
 /// with long records is memory that no cache holds.
-const HELD_BYTES: usize = 1 << 20;
+const HELD_BYTES: usize = 4 << 20;
 
 fn socket(context: &Context, kind: SocketType, options: &Options) -> Result<Socket, String> {
     let socket = context.socket(kind).map_err(text)?;
@@ -36,25 +36,26 @@ impl Sender for Push {
 pub(crate) fn send(options: Options, board: &Arc<Board>) -> Result<(), String> {
     let context = Context::new();
     let address = format!("tcp://{}", byte_stream::address(&options)?);
-    let mut sockets = Vec::new();
-    for _ in 0..options.streams {
+    let connect = || {
         let socket = socket(&context, SocketType::PUSH, &options)?;
         socket.connect(&address).map_err(text)?;
-        sockets.push(socket);
-    }
+        Ok(socket)
+    };
     if let Part::OpenLoop { every_ns } = options.part {
-        let senders = sockets.into_iter().map(|socket| Box::new(Push(socket)) as Box<dyn Sender>).collect();
+        let mut senders: Vec<Box<dyn Sender>> = Vec::new();
+        for _ in 0..options.streams {
+            senders.push(Box::new(Push(connect()?)));
+        }
         open_loop::start(senders, options.record_bytes, every_ns, board);
         return Ok(());
     }
-    let mut streams: Vec<_> =
-        sockets.into_iter().map(|socket| (socket, Messages::new(board, &options))).collect();
+    let socket: Socket = connect()?;
+    let mut streams: Vec<_> = (0..options.streams).map(|_| Messages::new(board, &options)).collect();
     spawn_worker("ZeroMQ sender", Arc::clone(board), move |_| {
         // Every stream has as many records: the first that has none is the end of all.
         for at in (0..streams.len()).cycle() {
-            let (socket, messages) = &mut streams[at];
             let mut message = Message::with_size(options.record_bytes);
-            if !messages.write(&mut message) {
+            if !streams[at].write(&mut message) {
                 break;
             }
             socket.send(message, 0).map_err(text)?;

@@ -27,6 +27,9 @@ const MARGIN_LEFT: f64 = 70.0;
 const MARGIN_TOP: f64 = 12.0;
 const MARGIN_BOTTOM: f64 = 46.0;
 
+/// Width of the name of a line, with the space around it, in pixels.
+const LEGEND: f64 = 118.0;
+
 /// Values further apart than this are drawn on a logarithmic scale.
 const LOGARITHMIC_BEYOND: f64 = 30.0;
 
@@ -89,7 +92,7 @@ pub(super) fn lines(title: &str, axis: &str, series: &[Line]) -> String {
         width: LINES.1,
         is_logarithmic,
     };
-    let (bottom, legend) = (MARGIN_TOP + LINES.1, if series.len() > 1 { series.len() * 18 } else { 0 });
+    let (bottom, legend) = (MARGIN_TOP + LINES.1, if series.len() > 1 { 22 } else { 0 });
     let (width, height) = (MARGIN_LEFT + LINES.0 + 30.0, bottom + MARGIN_BOTTOM + legend as f64);
     let mut svg = format!(
         "<svg width=\"{width}\" height=\"{height}\" role=\"img\" aria-label=\"{}\">\n",
@@ -104,7 +107,7 @@ pub(super) fn lines(title: &str, axis: &str, series: &[Line]) -> String {
             MARGIN_LEFT + LINES.0,
             MARGIN_LEFT - 8.0,
             y + 4.0,
-            number(value)
+            short(value)
         );
     }
     for place in &places {
@@ -117,13 +120,13 @@ pub(super) fn lines(title: &str, axis: &str, series: &[Line]) -> String {
         let colour = SERIES_COLOURS[at % SERIES_COLOURS.len()];
         draw(&mut svg, line, colour, &across, &up, bottom);
         if series.len() > 1 {
-            let y = bottom + MARGIN_BOTTOM + at as f64 * 18.0 + 4.0;
+            let (x, y) = (MARGIN_LEFT + at as f64 * LEGEND, bottom + MARGIN_BOTTOM + 10.0);
             let _ = write!(
                 svg,
-                "<rect fill=\"{colour}\" x=\"{MARGIN_LEFT}\" y=\"{:.1}\" width=\"14\" height=\"4\"/>\n\
+                "<rect fill=\"{colour}\" x=\"{x}\" y=\"{:.1}\" width=\"14\" height=\"4\"/>\n\
                  <text x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
                 y - 2.0,
-                MARGIN_LEFT + 22.0,
+                x + 20.0,
                 y + 4.0,
                 escaped(&line.name)
             );
@@ -165,6 +168,12 @@ pub(super) fn strip(least: f64, most: f64, rounds: &[f64]) -> String {
     }
     svg.push_str("</svg>");
     svg
+}
+
+/// A round number without zeros behind its point.
+fn short(value: f64) -> String {
+    let text = number(value);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// Where a value lies in a plot.
@@ -220,10 +229,15 @@ mod tests {
     fn ticks_are_round_numbers_within_the_scale() {
         let scale = |least, most, is_logarithmic| Scale { least, most, width: 100.0, is_logarithmic };
         assert_eq!(scale(0.0, 3.7, false).ticks(), [0.0, 1.0, 2.0, 3.0]);
-        assert_eq!(scale(-3.0, 2.0, false).ticks(), [-2.0, 0.0, 2.0]);
+        assert_eq!(scale(-3.0, 3.0, false).ticks(), [-2.0, 0.0, 2.0]);
         let logarithmic = scale(2.0, 2000.0, true);
         assert_eq!(logarithmic.ticks(), [10.0, 100.0, 1000.0]);
         assert!((logarithmic.at(20.0) - 100.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn round_numbers_are_short() {
+        assert_eq!([0.0, 0.5, 2.0, 40.0, 1000.0, -0.25].map(short), ["0", "0.5", "2", "40", "1000", "-0.25"]);
     }
 
     #[test]

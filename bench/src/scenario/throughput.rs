@@ -77,8 +77,7 @@ pub(super) fn weir(
     Ok(window)
 }
 
-/// The raw blast as a case.
-pub(super) fn blast_case<'a>(chunk_bytes: usize, windows: impl Iterator<Item = &'a Window> + Clone) -> Case {
+fn blast_case<'a>(chunk_bytes: usize, windows: impl Iterator<Item = &'a Window> + Clone) -> Case {
     let kib = chunk_bytes >> 10;
     let mut case =
         Case::new(format!("baseline: raw TCP blast, {kib} KiB writes and reads, payload written and read"));
