@@ -11,8 +11,8 @@ use crate::process::{self, Outcome};
 /// The version that is installed.
 const LINKER_VERSION: &str = "0.13.0";
 
-/// Longest time that installing the linker may take: it is about 90 s of work for one processor.
-const INSTALL_TIMEOUT: Duration = Duration::from_secs(240);
+/// Longest time that installing the linker may take: it is about 90 s of work for one processor, which may have other work.
+const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Where the kernel shows its type information.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
