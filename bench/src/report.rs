@@ -176,9 +176,11 @@ impl Report {
         let mut text = format!("{}\n", self.machine.line());
         for case in &self.cases {
             text.push_str(&format!("\n{}\n", case.name));
+            let longest = case.figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
+            let width = longest.max(NAME_WIDTH);
             for Figure { name, value, .. } in &case.figures {
                 text.push_str(&format!(
-                    "  {name:<44} {:>12}   ({} .. {})\n",
+                    "  {name:<width$} {:>12}   ({} .. {})\n",
                     number(value.median),
                     number(value.min),
                     number(value.max)
@@ -201,6 +203,9 @@ impl Report {
         text
     }
 }
+
+/// Columns of the names of figures; more where one is longer.
+const NAME_WIDTH: usize = 44;
 
 /// A number with about four significant digits.
 fn number(value: f64) -> String {

@@ -134,7 +134,9 @@ fn cases(rounds: &[[Found; 2]]) -> Vec<Case> {
             if pairs.is_empty() || NOT_COMPARED.iter().any(|part| figure.contains(part)) {
                 continue;
             }
-            case.figure(&format!("{figure}_over_base"), pairs.iter().map(|(own, base)| own / base));
+            if pairs.iter().all(|(_, base)| *base != 0.0) {
+                case.figure(&format!("{figure}_over_base"), pairs.iter().map(|(own, base)| own / base));
+            }
             case.figure(figure, pairs.iter().map(|(own, _)| *own));
             case.figure(&format!("{figure}_base"), pairs.iter().map(|(_, base)| *base));
         }
@@ -156,6 +158,7 @@ mod tests {
             {"name": "both", "figures": [
                 {"name": "gigabytes_per_second", "median": rate, "rounds": [rate]},
                 {"name": "foreign_cores", "median": 0.5},
+                {"name": "bytes_of_none", "median": 0.0},
                 {"name": "gigabytes_per_second_over_baseline", "median": 0.5},
             ]},
             {"name": more, "figures": [{"name": "gigabytes_per_second", "median": 1.0}]},
@@ -175,6 +178,8 @@ mod tests {
                 ("gigabytes_per_second_over_base", &[1.5, 1.25][..]),
                 ("gigabytes_per_second", &[3.0, 5.0]),
                 ("gigabytes_per_second_base", &[2.0, 4.0]),
+                ("bytes_of_none", &[0.0, 0.0]),
+                ("bytes_of_none_base", &[0.0, 0.0]),
             ]
         );
     }

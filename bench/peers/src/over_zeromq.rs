@@ -36,7 +36,7 @@ impl Sender for Push {
 pub(crate) fn send(options: Options, board: &Arc<Board>) -> Result<(), String> {
     let context = Context::new();
     let address = format!("tcp://{}", byte_stream::address(&options)?);
-    let connect = || {
+    let connect = || -> Result<Socket, String> {
         let socket = socket(&context, SocketType::PUSH, &options)?;
         socket.connect(&address).map_err(text)?;
         Ok(socket)
@@ -49,7 +49,7 @@ pub(crate) fn send(options: Options, board: &Arc<Board>) -> Result<(), String> {
         open_loop::start(senders, options.record_bytes, every_ns, board);
         return Ok(());
     }
-    let socket: Socket = connect()?;
+    let socket = connect()?;
     let mut streams: Vec<_> = (0..options.streams).map(|_| Messages::new(board, &options)).collect();
     spawn_worker("ZeroMQ sender", Arc::clone(board), move |_| {
         // Every stream has as many records: the first that has none is the end of all.

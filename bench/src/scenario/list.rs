@@ -135,7 +135,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: priority::run,
         rounds: 3,
         window_ms: 2000,
-        time: Time { windows: 3, beside: 2.5, once: 1.0 },
+        time: Time { windows: 3, beside: 3.0, once: 1.0 },
     },
     Scenario {
         name: "rebalance",

@@ -23,7 +23,7 @@ const SLOW_PACE: u64 = 500;
 const SLOW_RECORD_BYTES: usize = 4 << 10;
 
 /// Events that wait in line behind the queue are sent less often: no more than 8 may be under way.
-const IN_LINE_EVERY_US: u64 = 100_000;
+const IN_LINE_EVERY_US: u64 = 250_000;
 
 /// One direction: channels that carry all they can, and a probe beside them on the same link.
 struct Direction {
@@ -144,7 +144,7 @@ fn behind_queue(
     };
     let mut probes = [start("priority", true, EVENT_EVERY_US)?, start("in-line", false, IN_LINE_EVERY_US)?];
     // Until queues are full, and events that came before that have passed.
-    std::thread::sleep(WARM_UP * 3);
+    std::thread::sleep(WARM_UP * 4);
     for [_, receiver] in &mut probes {
         receiver.report()?;
     }

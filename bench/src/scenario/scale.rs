@@ -93,7 +93,7 @@ fn measure(settings: &Settings, (producers, consumers): (u32, u32), shards: u32)
 
 /// Figures that stay as they are from one size to the next if the cost is linear in channels and records.
 const LINEAR_IF_EVEN: [&str; 4] = [
-    "microseconds_of_that_per_channel",
+    "setup_microseconds_per_channel",
     "daemon_bytes_per_channel_a",
     "daemon_bytes_per_channel_b",
     "cpu_seconds_per_gigabyte",
@@ -125,9 +125,9 @@ fn bends(cases: &[Case]) -> Vec<String> {
 }
 
 fn figures(case: &mut Case, found: &[&Found], channels: u32) {
-    case.figure("milliseconds_until_each_carried_a_record", found.iter().map(|found| found.setup_ms));
+    case.figure("setup_milliseconds", found.iter().map(|found| found.setup_ms));
     let per_channel = found.iter().map(|found| 1e3 * found.setup_ms / f64::from(channels));
-    case.figure("microseconds_of_that_per_channel", per_channel);
+    case.figure("setup_microseconds_per_channel", per_channel);
     for (at, node) in ["a", "b"].into_iter().enumerate() {
         let bytes = found.iter().map(|found| found.daemon_bytes[at] / f64::from(channels));
         case.figure(&format!("daemon_bytes_per_channel_{node}"), bytes);
