@@ -33,6 +33,8 @@ marks! {
     ShortWriteAtBoundary => "short write between two frames",
     /// A send took nothing.
     ShortWriteOfNothing => "send that took nothing",
+    /// The kernel let go of a batch whose socket had been lost by then.
+    NoticeAfterLoss => "notice after the socket was lost",
     /// A read ended inside a header.
     ReadCutInHeader => "read cut inside a header",
     /// A read ended inside a payload.

@@ -207,11 +207,13 @@ pub enum Sabotage {
     KeepBack,
     /// A channel of a gate that holds credit back is granted nothing any more.
     Starve,
+    /// The kernel reads a batch that it has said to have let go of.
+    LetGoEarly,
 }
 
 impl Sabotage {
     /// Every kind of defect.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::FlipPayloadByte,
         Self::FlipHeaderByte,
         Self::LoseGiveBack,
@@ -237,6 +239,7 @@ impl Sabotage {
         Self::IgnoreBound,
         Self::KeepBack,
         Self::Starve,
+        Self::LetGoEarly,
     ];
 
     /// Those that need a gate that wants less in flight than there is room for.

@@ -25,6 +25,7 @@ pub mod consumer;
 pub mod control;
 pub mod coverage;
 pub mod faults;
+pub mod holds;
 pub mod kernel;
 pub mod line;
 pub mod link;

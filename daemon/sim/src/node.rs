@@ -40,6 +40,8 @@ pub struct Node {
     pub busy_until: Time,
     /// Events accepted so far, by partition and subpartition.
     pub events_taken: BTreeMap<(PartitionId, SubpartitionIndex), u64>,
+    /// Batches of zero-copy sends that the kernel still reads, by number.
+    pub holds: Vec<Option<crate::holds::Held>>,
     gate_ids: Vec<GateId>,
     partition_ids: Vec<PartitionId>,
     link_ids: Vec<LinkId>,
@@ -69,6 +71,7 @@ impl Node {
             draining: false,
             busy_until: Time(0),
             events_taken: BTreeMap::new(),
+            holds: Vec::new(),
             gate_ids: Vec::new(),
             partition_ids: Vec::new(),
             link_ids: Vec::new(),

@@ -299,6 +299,7 @@ impl World {
                 return Err(format!("{node} keeps a channel: {left:?}"));
             }
         }
+        self.check_holds()?;
         self.check_links_quiet()
     }
 

@@ -59,7 +59,10 @@ impl World {
             tasks.swap(0, chosen);
             tasks.truncate(1);
         }
-        let mut progress = false;
+        let mut progress = self.let_go(node)?;
+        if progress {
+            self.absorb(node)?;
+        }
         for task in tasks.drain(..) {
             progress |= self.perform(node, task)?;
             self.absorb(node)?;
@@ -240,9 +243,11 @@ impl World {
         if sending.left() > 0 && self.common.sabotage(Sabotage::OverstateSent) {
             result += 1;
         }
-        let at = &mut self.links[link].ends[end];
-        at.spare = sending.batch;
-        let Some(id) = at.id else { return Ok(()) };
+        let Some(id) = self.links[link].ends[end].id else { return Ok(()) };
+        match self.hold(node, id) {
+            Some(number) => self.keep_held(node, number, sending, (link, end)),
+            None => self.links[link].ends[end].spare = sending.batch,
+        }
         trace!(self.common.trace, self.nodes[node], "link {link} sent {result}");
         self.nodes[node].shard.handle_sent(id, result, self.common.now);
         if self.links[link].ends[end].is_losing {

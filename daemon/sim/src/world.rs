@@ -12,6 +12,7 @@ use crate::consumer::Consumer;
 use crate::control::Control;
 use crate::coverage::{Coverage, Mark};
 use crate::faults::Sabotage;
+use crate::holds::ZeroCopy;
 use crate::link::Link;
 use crate::model::{ChannelKey, Model};
 use crate::node::Node;
@@ -104,6 +105,7 @@ pub struct World {
     pub(crate) tasks: Vec<Task>,
     pub(crate) buffer: Vec<u8>,
     pub(crate) changed: Vec<SubpartitionIndex>,
+    pub(crate) zero_copy: ZeroCopy,
     shell_weights: Vec<u32>,
 }
 
@@ -147,6 +149,7 @@ impl World {
             tasks: Vec::new(),
             buffer: Vec::new(),
             changed: Vec::new(),
+            zero_copy: ZeroCopy::of_seed(options.seed),
             shell_weights,
         })
     }
