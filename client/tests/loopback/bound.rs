@@ -158,6 +158,28 @@ fn a_record_of_any_length_passes_whole() {
     sender.join().expect("sender");
 }
 
+/// Of its 17 segments 15 are written before it waits. Four of them arrive, and nobody reads: that is room for the rest of it,
+/// though much more than the bound is on its way.
+#[test]
+fn a_record_that_waits_in_its_middle_is_finished_whatever_the_bound() {
+    let daemon = Daemon::start(Settings { gate_segments: 4, ..Settings::default() });
+    let task = task(&daemon);
+    let (mut partition, mut gate) = pair(&task, options());
+    daemon.bound("x", 0, Some(1_024));
+    daemon.hold(true);
+    let sender = thread::spawn(move || {
+        partition.emit(&record(0, 64 << 10)).expect("emit");
+        partition
+    });
+    daemon.await_task_state(0, TaskState::Hard);
+    daemon.hold(false);
+    let mut partition = sender.join().expect("sender");
+    assert!(!partition.try_emit(b"another").expect("try").is_emitted(), "for the next one the bound holds");
+    let sender = thread::spawn(move || partition.finish().expect("finish"));
+    assert_eq!(read_all(&mut gate), [record(0, 64 << 10)]);
+    sender.join().expect("sender");
+}
+
 #[test]
 fn the_bound_of_one_consumer_is_nothing_to_the_others() {
     let daemon = Daemon::start(Settings::default());
@@ -198,6 +220,25 @@ fn adaptive_selection_leaves_out_a_consumer_at_its_bound() {
     sender.join().expect("sender");
 }
 
+/// A look finds it at its bound, so that no record asks for it any more.
+#[test]
+fn what_is_open_for_a_consumer_that_is_left_out_is_handed_over() {
+    let daemon = Daemon::start(Settings { quota: 60, partition_segments: 120, ..Settings::default() });
+    let task = task(&daemon);
+    let first = PartitionOptions { first_subpartition: Some(0), ..options() };
+    let mut partition = producer(&task, 2, Strategy::Rebalance, first);
+    daemon.hold(true);
+    daemon.bound("x", 1, Some(1_024));
+    for bytes in [100, 1_100, 60_000, 60_000, 60_000] {
+        partition.emit(&record(0, bytes)).expect("emit");
+    }
+    let of_it = |submission: &Submission| match submission {
+        Submission::Data { subpartition: 1, bytes, .. } => *bytes as usize,
+        _ => 0,
+    };
+    assert_eq!(daemon.submissions().iter().map(of_it).sum::<usize>(), 1_104);
+}
+
 #[test]
 fn all_at_their_bounds_is_a_wait_for_any_of_them() {
     let daemon = Daemon::start(Settings::default());
@@ -209,6 +250,7 @@ fn all_at_their_bounds_is_a_wait_for_any_of_them() {
     let (count, lacking) = fill(&mut partition, 0);
     assert_eq!((count, lacking), (20, Lacking::Quota));
     assert_eq!(submitted_bytes(&daemon), 20 * FRAME, "of both, although only one was asked for last");
+    assert!(!partition.is_available().expect("available"));
     let sender = thread::spawn(move || {
         for number in 20..200 {
             partition.emit(&record(number, 100)).expect("emit");
