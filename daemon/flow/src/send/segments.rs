@@ -1,7 +1,8 @@
 //! Where the segments of a send region are, as the daemon sees it.
 //!
-//! Each segment counts its slices by place: queued, in the kernel, unacknowledged; and whether the client still
-//! writes it (`builder`). It is free if and only if all of these are zero. Slices of one segment can be in several
+//! Each segment counts its slices by place: queued, in the kernel, lent, unacknowledged; and whether the client still
+//! writes it (`builder`). Lent are those that a consumer of this node reads where they lie: like those that are queued, they
+//! count towards the quota. It is free if and only if all of these are zero. Slices of one segment can be in several
 //! places at once; for a sum over segments it counts once, in the leftmost place that is not empty. Where several
 //! subpartitions share a segment, each counts the slices that it has of it.
 
@@ -23,6 +24,8 @@ pub(crate) struct SegmentState {
     pub(crate) queued: u32,
     /// Slices in a batch that the kernel has, or begun and not finished.
     pub(crate) in_kernel: u32,
+    /// Slices that a consumer of this node has and did not give back.
+    pub(crate) lent: u32,
     /// Slices sent and not acknowledged.
     pub(crate) unacked: u32,
     /// It was counted as having left the queue.
@@ -33,17 +36,17 @@ pub(crate) struct SegmentState {
 
 impl SegmentState {
     pub(crate) const fn is_free(&self) -> bool {
-        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.unacked == 0
+        self.is_gone_from_queue() && self.unacked == 0
     }
 
-    /// It is open, or something of it waits to be sent: what counts towards the quota, but for what the kernel has.
+    /// It is open, something of it waits to be sent, or is lent: what counts towards the quota, but for what the kernel has.
     pub(crate) const fn is_held(&self) -> bool {
-        self.is_builder || self.queued > 0
+        self.is_builder || self.queued > 0 || self.lent > 0
     }
 
-    /// Nothing of it waits or will wait: it no longer counts towards the quota.
+    /// Nothing of it waits or will wait, and nothing is lent: it no longer counts towards the quota.
     pub(crate) const fn is_gone_from_queue(&self) -> bool {
-        !self.is_builder && self.queued == 0 && self.in_kernel == 0
+        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.lent == 0
     }
 }
 
@@ -59,6 +62,7 @@ pub(crate) struct Columns {
     pub(crate) builder: u32,
     pub(crate) queued: u32,
     pub(crate) in_kernel: u32,
+    /// Lent ones are among these.
     pub(crate) unacked: u32,
     pub(crate) free: u32,
 }
@@ -91,7 +95,7 @@ impl Segments {
                 SegmentState { is_builder: true, .. } => &mut columns.builder,
                 SegmentState { queued: 1.., .. } => &mut columns.queued,
                 SegmentState { in_kernel: 1.., .. } => &mut columns.in_kernel,
-                SegmentState { unacked: 1.., .. } => &mut columns.unacked,
+                SegmentState { lent: 1.., .. } | SegmentState { unacked: 1.., .. } => &mut columns.unacked,
                 _ => &mut columns.free,
             };
             *column += 1;
