@@ -1,6 +1,7 @@
 //! An input gate: what a consumer reads its records from.
 
 mod item;
+mod lent;
 mod reader;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use weir_ipc::signal::WaitView;
 use weir_ipc::task_cell::TaskState;
 
 pub use self::item::{Event, Item, Next, RecordRef};
+use self::lent::LentRegions;
 use self::reader::{Found, Reader, ReaderParts};
 use crate::caller::{Caller, block};
 use crate::error::Error;
@@ -142,7 +144,7 @@ impl Gate {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
         let GateRequest { consumer, options, .. } = *request;
-        let [rings, region] = take_descriptors(descriptors)?;
+        let [rings, region, regions] = take_descriptors(descriptors)?;
         let segment_bytes = check_segment_bytes(shape.segment_bytes)?;
         let port = GatePort::attach(rings, &layout, ring, Arc::clone(session.port()))
             .map_err(|cause| Error::os("mapping a gate's rings", cause))?;
@@ -152,6 +154,7 @@ impl Gate {
         let reader = Reader::new(ReaderParts {
             port,
             mapping,
+            lent: LentRegions::new(regions, shape, consumer, layout.channels),
             channels: layout.channels,
             segment_bytes,
             record_bytes_max: session.node().record_bytes_max,
@@ -238,8 +241,9 @@ impl Gate {
     #[inline]
     fn next_of(&self, found: Found) -> Result<Next<'_>, Error> {
         Ok(match found {
-            Found::InPlace { channel, start, bytes } => {
-                Next::Item(Item::Record(RecordRef::new(self.reader.in_place(start, bytes)?, channel)))
+            Found::InPlace { channel, is_lent, start, bytes } => {
+                let bytes = self.reader.in_place(channel, is_lent, start, bytes)?;
+                Next::Item(Item::Record(RecordRef::new(bytes, channel)))
             }
             Found::Assembled { channel } => {
                 Next::Item(Item::Record(RecordRef::new(self.reader.assembled(channel), channel)))

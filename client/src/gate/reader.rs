@@ -14,6 +14,7 @@ use weir_ipc::gate_port::GatePort;
 use weir_ipc::region::ReceiveMapping;
 use weir_ipc::{Delivered, IpcFault};
 
+use super::lent::LentRegions;
 use crate::clock;
 use crate::error::Error;
 
@@ -30,6 +31,8 @@ pub(crate) enum Found {
     InPlace {
         /// Its channel.
         channel: u32,
+        /// It lies in the region of the channel's producer.
+        is_lent: bool,
         /// Where it starts in the region.
         start: u64,
         /// Its length.
@@ -71,7 +74,7 @@ enum ChannelState {
 /// How far the current slice could be read.
 enum Stop {
     /// Up to behind a record that lies in it.
-    InPlace { channel: u32, start: u64, bytes: usize },
+    InPlace { channel: u32, is_lent: bool, start: u64, bytes: usize },
     /// Up to behind a record that spanned slices.
     Assembled,
     /// To its end, or there is no slice.
@@ -101,6 +104,8 @@ enum Aside {
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     channel: u32,
+    /// It lies in the region of the channel's producer.
+    is_lent: bool,
     segment: u32,
     /// Where it starts in the region.
     start: u64,
@@ -113,6 +118,7 @@ struct Slice {
 pub(crate) struct ReaderParts {
     pub(crate) port: GatePort,
     pub(crate) mapping: ReceiveMapping,
+    pub(crate) lent: LentRegions,
     pub(crate) channels: u32,
     pub(crate) segment_bytes: u32,
     pub(crate) record_bytes_max: u32,
@@ -124,6 +130,7 @@ pub(crate) struct ReaderParts {
 pub(crate) struct Reader {
     port: GatePort,
     mapping: ReceiveMapping,
+    lent: LentRegions,
     segment_bytes: u32,
     current: Option<Slice>,
     /// The slice whose spanning record was handed out last; what follows in it was not looked at yet.
@@ -161,6 +168,7 @@ impl Reader {
         Self {
             port: parts.port,
             mapping: parts.mapping,
+            lent: parts.lent,
             segment_bytes: parts.segment_bytes,
             current: None,
             given: None,
@@ -184,8 +192,15 @@ impl Reader {
 
     /// The bytes of a record that was found in place.
     #[inline]
-    pub(crate) fn in_place(&self, start: u64, bytes: usize) -> Result<&[u8], Error> {
-        self.mapping.slice(start, bytes).ok_or_else(outside)
+    pub(crate) fn in_place(
+        &self,
+        channel: u32,
+        is_lent: bool,
+        start: u64,
+        bytes: usize,
+    ) -> Result<&[u8], Error> {
+        let mapping = if is_lent { self.lent.mapping(channel) } else { Some(&self.mapping) };
+        mapping.and_then(|mapping| mapping.slice(start, bytes)).ok_or_else(outside)
     }
 
     /// The bytes of a record that was assembled.
@@ -197,7 +212,9 @@ impl Reader {
     #[inline]
     pub(crate) fn find(&mut self) -> Result<Found, Error> {
         match self.step() {
-            Stop::InPlace { channel, start, bytes } => Ok(Found::InPlace { channel, start, bytes }),
+            Stop::InPlace { channel, is_lent, start, bytes } => {
+                Ok(Found::InPlace { channel, is_lent, start, bytes })
+            }
             stop => self.find_behind(stop),
         }
     }
@@ -206,12 +223,14 @@ impl Reader {
     #[inline]
     fn step(&mut self) -> Stop {
         let Some(slice) = &mut self.current else { return Stop::UsedUp };
-        let Some(bytes) = self.mapping.slice(slice.start, slice.bytes as usize) else { return Stop::UsedUp };
+        let mapping = if slice.is_lent { self.lent.mapping(slice.channel) } else { Some(&self.mapping) };
+        let bytes = mapping.and_then(|mapping| mapping.slice(slice.start, slice.bytes as usize));
+        let Some(bytes) = bytes else { return Stop::UsedUp };
         let Some(channel) = self.channels.get_mut(slice.channel as usize) else { return Stop::UsedUp };
         match channel.assembler.next_record(bytes, &mut slice.at, &mut self.budget) {
             Step::InPlace(range) => {
                 let start = slice.start + range.start as u64;
-                Stop::InPlace { channel: slice.channel, start, bytes: range.len() }
+                Stop::InPlace { channel: slice.channel, is_lent: slice.is_lent, start, bytes: range.len() }
             }
             Step::Assembled(_) => Stop::Assembled,
             Step::NeedMore => Stop::UsedUp,
@@ -228,8 +247,8 @@ impl Reader {
         loop {
             if let Some(slice) = self.current {
                 match stop {
-                    Stop::InPlace { channel, start, bytes } => {
-                        return Ok(Found::InPlace { channel, start, bytes });
+                    Stop::InPlace { channel, is_lent, start, bytes } => {
+                        return Ok(Found::InPlace { channel, is_lent, start, bytes });
                     }
                     Stop::Assembled => {
                         self.given = self.current.take();
@@ -334,6 +353,7 @@ impl Reader {
     fn take_up(&mut self, delivered: Delivered) -> Result<Option<Found>, Error> {
         let number = match &delivered {
             Delivered::Data { channel, .. }
+            | Delivered::Lent { channel, .. }
             | Delivered::Event { channel, .. }
             | Delivered::End { channel }
             | Delivered::Failed { channel, .. } => *channel,
@@ -348,8 +368,10 @@ impl Reader {
         }
         let is_broken = channel.state == ChannelState::Broken;
         match delivered {
-            Delivered::Data { channel, segment, offset, bytes, .. } => {
-                let slice = self.slice(channel, segment, offset, bytes)?;
+            Delivered::Data { channel, segment, offset, bytes, .. }
+            | Delivered::Lent { channel, segment, offset, bytes, .. } => {
+                let is_lent = matches!(delivered, Delivered::Lent { .. });
+                let slice = self.slice((channel, is_lent), segment, offset, bytes)?;
                 if is_broken {
                     self.give_back(slice)?;
                 } else {
@@ -376,11 +398,19 @@ impl Reader {
     }
 
     /// The slice that a delivery names, if it can be.
-    fn slice(&self, channel: u32, segment: u32, offset: u32, bytes: u32) -> Result<Slice, Error> {
+    fn slice(
+        &mut self,
+        (channel, is_lent): (u32, bool),
+        segment: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> Result<Slice, Error> {
+        let length = if is_lent { self.lent.begin(channel)? } else { self.mapping.len() };
         let start = u64::from(segment) * u64::from(self.segment_bytes) + u64::from(offset);
         let is_inside = u64::from(offset) + u64::from(bytes) <= u64::from(self.segment_bytes)
-            && start + u64::from(bytes) <= self.mapping.len();
-        if is_inside { Ok(Slice { channel, segment, start, bytes, at: 0 }) } else { Err(outside()) }
+            && start + u64::from(bytes) <= length;
+        let slice = Slice { channel, is_lent, segment, start, bytes, at: 0 };
+        if is_inside { Ok(slice) } else { Err(outside()) }
     }
 
     /// A producer has finished.
@@ -401,6 +431,8 @@ impl Reader {
     fn close(&mut self, channel: u32) {
         let Some(of) = self.channels.get_mut(channel as usize) else { return };
         of.assembler.release(&mut self.budget);
+        // Everything of it was read and given back before.
+        self.lent.end(channel);
         self.retry |= !self.waiting.is_empty();
         if of.state != ChannelState::Over {
             of.state = ChannelState::Over;
@@ -448,7 +480,11 @@ impl Reader {
 
     /// Gives a slice back, and tells the daemon when it is time.
     fn give_back(&mut self, slice: Slice) -> Result<(), Error> {
-        self.port.give_back_data(slice.segment, slice.bytes).map_err(fault)?;
+        if slice.is_lent {
+            self.port.give_back_lent(slice.channel, slice.segment, slice.bytes).map_err(fault)?;
+        } else {
+            self.port.give_back_data(slice.segment, slice.bytes).map_err(fault)?;
+        }
         self.unpublished += u64::from(slice.bytes);
         let now = clock::now();
         let is_much = self.unpublished >= u64::from(PUBLISH_SEGMENTS_MAX * self.segment_bytes);

@@ -165,7 +165,7 @@ impl Link {
 
     /// What the stalls of its channels go by.
     pub(crate) fn path(&self, now: Time) -> Path {
-        let is_silent = now.since_ns(self.last_heard) > self.silence_ns;
+        let is_silent = !self.spec.is_local && now.since_ns(self.last_heard) > self.silence_ns;
         Path {
             sending_ns: self.batch.in_flight_ns_at(now),
             is_sending: self.batch.is_in_flight,

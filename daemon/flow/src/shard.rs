@@ -21,6 +21,10 @@
 //!   slowest decides. So one consumer that stops giving back stops the partition, when its pool is used up.
 //! - A gate may want less in flight than there is room for: then its pool holds new grants back, and a **BufferSize**
 //!   tells each sender how many bytes its queue may hold, and how far segments are to be filled.
+//! - A channel whose producer and consumer are on one node has a **local** link: frames are handed over in memory, and data
+//!   is named, not carried. The consumer reads it where it lies. What it gives back is acknowledged and consumed at once;
+//!   until then it is *lent*, and counts towards the producer's quota like what is queued. There are no receive segments:
+//!   each slice costs a credit, and of those there are a few. Debloating leaves such channels alone.
 //! - Between channels of a link: control first, then priority events, then deficit round robin by bytes.
 //!
 //! # What belongs to whom when something breaks
@@ -49,6 +53,7 @@ mod debloating;
 mod dispatch;
 mod failing;
 mod holds;
+mod lending;
 mod opening;
 mod producers;
 mod receive;

@@ -319,6 +319,7 @@ impl Storm {
         for _ in 0..count {
             match shard.poll_delivery(consumer.id) {
                 Some(Delivery::Data { segment, bytes, .. }) => consumer.held.push((segment, bytes)),
+                Some(Delivery::Lent { .. }) => unreachable!("no link is local"),
                 Some(Delivery::Event { channel, .. }) => consumer.events.push(channel),
                 Some(Delivery::Failed { failure, .. }) => consumer.last_words.push(Some(failure.code)),
                 Some(Delivery::End { .. }) => consumer.last_words.push(None),

@@ -5,7 +5,7 @@
 //! crate to say.
 
 use crate::fault::IpcFault;
-use crate::layout::{EVENT_BYTES_MAX, EVENT_SLOTS, GateLayout, PartitionLayout};
+use crate::layout::{EVENT_BYTES_MAX, EVENT_SLOTS, GateLayout, PartitionLayout, SEGMENTS_MAX};
 use crate::ring::Entry;
 
 /// What a client's partition tells the daemon.
@@ -74,6 +74,20 @@ pub enum Delivered {
         /// Records that end in the slice, as the producer counted them.
         records: u32,
     },
+    /// A slice that lies in the region of the channel's producer, which the client has from the gate's region socket
+    /// ([`crate::attach::socket::receive_region`]). It is the client's until given back.
+    Lent {
+        /// Which channel of the gate.
+        channel: u32,
+        /// Which segment of the producer's region.
+        segment: u32,
+        /// Where in the segment the slice starts, in bytes.
+        offset: u32,
+        /// Its length in bytes.
+        bytes: u32,
+        /// Records that end in the slice, as the producer counted them.
+        records: u32,
+    },
     /// An event arrived, at most [`EVENT_BYTES_MAX`] bytes. It counts as unread until given back.
     Event {
         /// Which channel of the gate.
@@ -109,6 +123,15 @@ pub enum GivenBack {
         /// The slice's length in bytes.
         bytes: u32,
     },
+    /// A slice: one [`Delivered::Lent`].
+    Lent {
+        /// Which channel of the gate.
+        channel: u32,
+        /// Which segment of the producer's region.
+        segment: u32,
+        /// The slice's length in bytes.
+        bytes: u32,
+    },
     /// An event was consumed: one [`Delivered::Event`].
     Event {
         /// Which channel of the gate.
@@ -122,6 +145,7 @@ mod kind {
     pub(super) const EVENT: u64 = 2;
     pub(super) const END: u64 = 3;
     pub(super) const FAILED: u64 = 4;
+    pub(super) const LENT: u64 = 5;
 
     pub(super) const SEGMENT: u64 = 1;
     pub(super) const FINISHED: u64 = 2;
@@ -308,6 +332,7 @@ impl ReturnEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeliverEntry {
     Data { channel: u32, segment: u32, offset: u32, bytes: u32, records: u32 },
+    Lent { channel: u32, segment: u32, offset: u32, bytes: u32, records: u32 },
     Event { channel: u32, slot: u32, bytes: u32, priority: bool },
     End { channel: u32 },
     Failed { channel: u32, code: u16 },
@@ -329,6 +354,9 @@ impl DeliverEntry {
             Self::Data { channel, segment, offset, bytes, records } => {
                 [head(kind::DATA, 0, channel), word(segment, offset), word(bytes, records), 0]
             }
+            Self::Lent { channel, segment, offset, bytes, records } => {
+                [head(kind::LENT, 0, channel), word(segment, offset), word(bytes, records), 0]
+            }
             Self::Event { channel, slot, bytes, priority } => {
                 let flags = if priority { FLAG_PRIORITY } else { 0 };
                 [head(kind::EVENT, flags, channel), slot.into(), bytes.into(), 0]
@@ -341,8 +369,9 @@ impl DeliverEntry {
     pub(crate) fn decode(entry: Entry, layout: &GateLayout) -> Result<Self, IpcFault> {
         let [word_0, word_1, word_2, word_3] = entry;
         let (kind, flags, unused, channel) = parts(word_0);
-        if !matches!(kind, kind::DATA | kind::EVENT | kind::END | kind::FAILED) {
-            return Err(IpcFault::new(DELIVER.kind, kind, "1 (data), 2 (event), 3 (end) or 4 (failed)"));
+        if !matches!(kind, kind::DATA | kind::EVENT | kind::END | kind::FAILED | kind::LENT) {
+            let needed = "1 (data), 2 (event), 3 (end), 4 (failed) or 5 (lent)";
+            return Err(IpcFault::new(DELIVER.kind, kind, needed));
         }
         check_unused(&DELIVER, &[unused, word_3])?;
         check_flags(&DELIVER, flags, if kind == kind::EVENT { FLAG_PRIORITY } else { 0 })?;
@@ -352,6 +381,11 @@ impl DeliverEntry {
                 let ((segment, offset), (bytes, records)) = (halves(word_1), halves(word_2));
                 IpcFault::check_below(DELIVER.segment, segment, layout.segments)?;
                 Ok(Self::Data { channel, segment, offset, bytes, records })
+            }
+            kind::LENT => {
+                let ((segment, offset), (bytes, records)) = (halves(word_1), halves(word_2));
+                IpcFault::check_below(DELIVER.segment, segment, SEGMENTS_MAX)?;
+                Ok(Self::Lent { channel, segment, offset, bytes, records })
             }
             kind::EVENT => {
                 let (slot, bytes) = event_slot(&DELIVER, word_1, word_2)?;
@@ -376,6 +410,7 @@ impl DeliverEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GiveBackEntry {
     Data { segment: u32, bytes: u32 },
+    Lent { channel: u32, segment: u32, bytes: u32 },
     Event { channel: u32, slot: u32 },
 }
 
@@ -393,6 +428,9 @@ impl GiveBackEntry {
     pub(crate) fn encode(self) -> Entry {
         match self {
             Self::Data { segment, bytes } => [head(kind::DATA, 0, 0), word(segment, bytes), 0, 0],
+            Self::Lent { channel, segment, bytes } => {
+                [head(kind::LENT, 0, channel), word(segment, bytes), 0, 0]
+            }
             Self::Event { channel, slot } => [head(kind::EVENT, 0, channel), slot.into(), 0, 0],
         }
     }
@@ -400,8 +438,8 @@ impl GiveBackEntry {
     pub(crate) fn decode(entry: Entry, layout: &GateLayout) -> Result<Self, IpcFault> {
         let [word_0, word_1, word_2, word_3] = entry;
         let (kind, flags, unused, channel) = parts(word_0);
-        if !matches!(kind, kind::DATA | kind::EVENT) {
-            return Err(IpcFault::new(GIVE_BACK.kind, kind, "1 (data) or 2 (event)"));
+        if !matches!(kind, kind::DATA | kind::EVENT | kind::LENT) {
+            return Err(IpcFault::new(GIVE_BACK.kind, kind, "1 (data), 2 (event) or 5 (lent)"));
         }
         check_flags(&GIVE_BACK, flags, 0)?;
         check_unused(&GIVE_BACK, &[unused, word_2, word_3])?;
@@ -412,6 +450,11 @@ impl GiveBackEntry {
             return Ok(Self::Data { segment, bytes });
         }
         IpcFault::check_below(GIVE_BACK.number, channel, layout.channels)?;
+        if kind == kind::LENT {
+            let (segment, bytes) = halves(word_1);
+            IpcFault::check_below(GIVE_BACK.segment, segment, SEGMENTS_MAX)?;
+            return Ok(Self::Lent { channel, segment, bytes });
+        }
         let (slot, _) = event_slot(&GIVE_BACK, word_1, 0)?;
         Ok(Self::Event { channel, slot })
     }

@@ -1,8 +1,8 @@
 //! Both ends of an input gate's shared memory: [`GateEndpoint`] in the daemon, [`GatePort`] in the client.
 //! [`crate::layout`] has the picture.
 //!
-//! The daemon delivers slices that it has copied into the gate's region; the client reads them in place and gives
-//! each one back. Priority events have a ring of their own, which the client reads first.
+//! The daemon delivers slices that it has copied into the gate's region, or that lie in the region of a producer on the
+//! same node; the client reads them in place and gives each one back. Priority events have a ring of their own, which the client reads first.
 //!
 //! **Room.** Each slice and each event delivered is given back by exactly one entry. The daemon never lets more be
 //! outstanding than the give-back ring holds, so giving back never waits; and since whatever fills the deliver ring
@@ -162,10 +162,16 @@ impl GateEndpoint {
             return Ok(false);
         }
         let entry = match *delivered {
-            Delivered::Data { .. } if self.outstanding >= self.outstanding_max => return Ok(false),
+            Delivered::Data { .. } | Delivered::Lent { .. } if self.outstanding >= self.outstanding_max => {
+                return Ok(false);
+            }
             Delivered::Data { channel, segment, offset, bytes, records } => {
                 self.outstanding += 1;
                 DeliverEntry::Data { channel, segment, offset, bytes, records }
+            }
+            Delivered::Lent { channel, segment, offset, bytes, records } => {
+                self.outstanding += 1;
+                DeliverEntry::Lent { channel, segment, offset, bytes, records }
             }
             Delivered::Event { channel, ref payload, priority } => {
                 let Some(entry) = self.event(channel, payload, priority, false)? else { return Ok(false) };
@@ -224,16 +230,26 @@ impl GateEndpoint {
         let Some(entry) = self.give_back.pop()? else { return Ok(None) };
         Ok(Some(match GiveBackEntry::decode(entry, &self.layout)? {
             GiveBackEntry::Data { segment, bytes } => {
-                self.outstanding = self.outstanding.checked_sub(1).ok_or_else(|| {
-                    IpcFault::new("give_back.segment", segment.into(), "none: every slice was given back")
-                })?;
+                self.count_back(segment)?;
                 GivenBack::Data { segment, bytes }
+            }
+            GiveBackEntry::Lent { channel, segment, bytes } => {
+                self.count_back(segment)?;
+                GivenBack::Lent { channel, segment, bytes }
             }
             GiveBackEntry::Event { channel, slot } => {
                 self.table.give_back(slot, channel)?;
                 GivenBack::Event { channel }
             }
         }))
+    }
+
+    /// One slice less is with the client.
+    fn count_back(&mut self, segment: u32) -> Result<(), IpcFault> {
+        self.outstanding = self.outstanding.checked_sub(1).ok_or_else(|| {
+            IpcFault::new("give_back.segment", segment.into(), "none: every slice was given back")
+        })?;
+        Ok(())
     }
 
     /// Makes everything pushed visible and says whether the client may sleep: then ring it once
@@ -321,6 +337,9 @@ impl GatePort {
             DeliverEntry::Data { channel, segment, offset, bytes, records } => {
                 Delivered::Data { channel, segment, offset, bytes, records }
             }
+            DeliverEntry::Lent { channel, segment, offset, bytes, records } => {
+                Delivered::Lent { channel, segment, offset, bytes, records }
+            }
             DeliverEntry::Event { channel, slot, bytes, priority } => {
                 self.events.push((channel, slot));
                 Delivered::Event { channel, payload: self.slots.read(slot, bytes), priority }
@@ -341,6 +360,15 @@ impl GatePort {
     /// The daemon's cursor cannot be true, or more is given back than was delivered.
     pub fn give_back_data(&mut self, segment: u32, bytes: u32) -> Result<(), IpcFault> {
         self.push_back(GiveBackEntry::Data { segment, bytes })
+    }
+
+    /// Gives a slice back that lies in the region of a channel's producer: once for each [`Delivered::Lent`]. After this
+    /// call its bytes may change. As [`Self::give_back_data`] otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::give_back_data`].
+    pub fn give_back_lent(&mut self, channel: u32, segment: u32, bytes: u32) -> Result<(), IpcFault> {
+        self.push_back(GiveBackEntry::Lent { channel, segment, bytes })
     }
 
     /// Says that an event of `channel` was consumed: once for each [`Delivered::Event`]. Takes effect at the daemon

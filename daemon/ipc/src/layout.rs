@@ -57,7 +57,8 @@
 //! word 0   kind (8 bits) | flags (8) | zero (16) | subpartition, channel or failure code (32)
 //! Data     word 1: segment | offset << 32      word 2: bytes | records << 32
 //! Event    word 1: slot                        word 2: bytes
-//! give back: Data word 1: segment | bytes << 32      Event word 1: slot
+//! Lent     as Data; the segment is one of the region of the channel's producer
+//! give back: Data, Lent word 1: segment | bytes << 32      Event word 1: slot
 //! return:    Segment word 1: segment
 //! ```
 
@@ -69,7 +70,7 @@ use crate::signal::{DIRTY_WORDS, RINGS_MAX};
 /// First word of every memfd: `WEIR-IPC` in little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"WEIR-IPC");
 /// Version of everything on this page. Two sides of different versions do not attach.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Event slots of a partition, and of a gate.
 pub const EVENT_SLOTS: u32 = 64;

@@ -47,6 +47,15 @@ pub enum GivenBack {
         /// How many.
         bytes: u32,
     },
+    /// Bytes in the memory of a channel's producer.
+    Lent {
+        /// The channel.
+        channel: u32,
+        /// The segment.
+        segment: SegmentIndex,
+        /// How many.
+        bytes: u32,
+    },
     /// An event of a channel.
     Event(u32),
 }
@@ -54,6 +63,8 @@ pub enum GivenBack {
 /// A slice that the client still reads.
 #[derive(Clone, Debug)]
 struct Holding {
+    /// The channel in whose producer's memory it lies.
+    lent: Option<u32>,
     segment: SegmentIndex,
     offset: u32,
     copy: Vec<u8>,
@@ -202,8 +213,10 @@ impl Consumer {
     ) -> Result<(), String> {
         trace!(common.trace, self, "reads {delivery:?}");
         match delivery {
-            Delivery::Data { channel, segment, offset, bytes, .. } => {
-                let copy = memory.region.read(segment, offset, bytes)?.to_vec();
+            Delivery::Data { channel, segment, offset, bytes, .. }
+            | Delivery::Lent { channel, segment, offset, bytes, .. } => {
+                let lent = matches!(delivery, Delivery::Lent { .. }).then_some(channel);
+                let copy = memory.source(lent)?.read(segment, offset, bytes)?.to_vec();
                 let keys: Vec<_> = (0..self.over.len() as u32).map(|number| self.channel(number)).collect();
                 let take = |channel, record: &[u8]| {
                     let key = keys.get(channel as usize).copied().unwrap_or(self.key);
@@ -211,7 +224,7 @@ impl Consumer {
                 };
                 let waits = self.assembling.feed(channel, &copy, take)?;
                 common.coverage.hit_when(Mark::SpanningWait, waits);
-                self.held.push(Holding { segment, offset, copy });
+                self.held.push(Holding { lent, segment, offset, copy });
             }
             Delivery::Event { channel, payload, priority } => {
                 let overtook = common.model.take_event(self.channel(channel), &payload, priority)?;
@@ -248,27 +261,28 @@ impl Consumer {
     fn give_one_back(&mut self, memory: &mut GateMemory, common: &mut Common) -> Result<(), String> {
         let position = if self.rng.chance(700) { 0 } else { self.rng.index(self.held.len()) };
         let holding = self.held.remove(position);
-        let Holding { segment, offset, copy } = &holding;
-        let (segment, offset, bytes) = (*segment, *offset, copy.len() as u32);
-        if memory.region.read(segment, offset, bytes)? != copy.as_slice() {
+        let Holding { lent, segment, offset, copy } = &holding;
+        let (lent, segment, offset, bytes) = (*lent, *segment, *offset, copy.len() as u32);
+        if memory.source(lent)?.read(segment, offset, bytes)? != copy.as_slice() {
             return Err(format!("{self}: segment {segment} {offset}+{bytes} changed while it was held"));
         }
         common.coverage.hit_when(Mark::GivenBackOutOfOrder, position > 0);
         if common.sabotage(Sabotage::LoseGiveBack) {
             return Ok(());
         }
-        memory.region.poison(segment, offset, bytes)?;
+        if lent.is_none() {
+            memory.region.poison(segment, offset, bytes)?;
+        }
         if common.sabotage(Sabotage::ReadAfterGiveBack) {
             self.held.push(holding.clone());
         }
         if bytes > 1 && self.rng.chance(100) {
             let first = self.rng.range_u32(1, bytes - 1);
             common.coverage.hit(Mark::GivenBackInParts);
-            self.given.push_back(GivenBack::Data { segment, offset, bytes: first });
-            let (offset, bytes) = (offset + first, bytes - first);
-            self.given.push_back(GivenBack::Data { segment, offset, bytes });
+            self.given.push_back(given(lent, segment, offset, first));
+            self.given.push_back(given(lent, segment, offset + first, bytes - first));
         } else {
-            self.given.push_back(GivenBack::Data { segment, offset, bytes });
+            self.given.push_back(given(lent, segment, offset, bytes));
         }
         trace!(common.trace, self, "gives back segment {segment} {offset}+{bytes}");
         Ok(())
@@ -276,7 +290,8 @@ impl Consumer {
 
     /// Gives back something that it cannot hold in any state.
     fn lie(&mut self, common: &mut Common) {
-        let lie = match self.rng.below(3) {
+        let lie = match self.rng.below(4) {
+            3 => GivenBack::Lent { channel: 0, segment: SegmentIndex(u32::MAX), bytes: 1 },
             0 => GivenBack::Data { segment: SegmentIndex(self.segments), offset: 0, bytes: 1 },
             1 => GivenBack::Data { segment: SegmentIndex(0), offset: 0, bytes: u32::MAX },
             _ => GivenBack::Event(self.over.len() as u32),
@@ -320,5 +335,13 @@ impl Consumer {
         self.ring.clear();
         self.priority.clear();
         common.model.causes.consumers_gone.insert((self.key.exchange, self.key.consumer));
+    }
+}
+
+/// What is said of a slice that is given back.
+fn given(lent: Option<u32>, segment: SegmentIndex, offset: u32, bytes: u32) -> GivenBack {
+    match lent {
+        Some(channel) => GivenBack::Lent { channel, segment, bytes },
+        None => GivenBack::Data { segment, offset, bytes },
     }
 }

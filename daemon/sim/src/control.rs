@@ -366,6 +366,7 @@ impl World {
             peer: self.nodes[peer].node_name(),
             peer_shard: self.nodes[peer].place.index,
             peer_grace_ns: self.plan.limits.link_grace_ns,
+            is_local: false,
         };
         let id = self.nodes[node].shard.handle_link(spec, self.common.now);
         let at = &mut self.links[link].ends[end];

@@ -8,6 +8,7 @@
 //! - Actors: [`producer`] and [`consumer`] are clients that keep the rules, [`node`] and [`shell`] are what the
 //!   daemon's shell does around a `Shard`, [`kernel`] and [`pipe`] are sockets, [`control`] is the control thread.
 //!   [`link`] and [`outage`]: a link outlives its sockets, which break at any byte and are replaced, or not in time.
+//! - [`local`]: a world of its own for channels whose both ends are on one node, which have no wire.
 //! - Judges: [`model`] knows what each channel must deliver; [`tap`], [`book`], [`mod@line`] and [`once`] read the wire as
 //!   an analyser would, over all sockets of a link;
 //!   [`memory`] poisons what nobody owns; [`checks`] compares both ends of each link.
@@ -29,6 +30,7 @@ pub mod holds;
 pub mod kernel;
 pub mod line;
 pub mod link;
+pub mod local;
 pub mod memory;
 pub mod model;
 pub mod node;

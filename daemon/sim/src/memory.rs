@@ -1,6 +1,8 @@
 //! Simulated segment memory. Whatever nobody owns is poisoned, so that a read of memory that was given up too early
 //! finds poison or foreign bytes, and a write into memory that is still read is seen at once.
 
+use std::collections::BTreeMap;
+
 use weir_flow::ids::{GateId, SegmentIndex};
 use weir_flow::shard::ReceiveMemory;
 
@@ -88,9 +90,21 @@ pub struct GateMemory {
     pub region: Region,
     /// Slices delivered and not given back, in no order.
     pub held: Vec<HeldSlice>,
+    /// The regions of producers of the same node, by channel, while the consumer may read them.
+    pub lent: BTreeMap<u32, Region>,
 }
 
 impl GateMemory {
+    /// Where a slice lies that came over this channel if it is lent, else in the gate's own memory.
+    pub fn source(&self, lent: Option<u32>) -> Result<&Region, String> {
+        match lent {
+            None => Ok(&self.region),
+            Some(channel) => {
+                self.lent.get(&channel).ok_or_else(|| format!("memory: channel {channel} has no lent region"))
+            }
+        }
+    }
+
     /// The core has handed a slice to the consumer.
     pub fn hold(&mut self, segment: SegmentIndex, offset: u32, bytes: u32) -> Result<(), String> {
         if let Some(held) = self.held.iter().find(|held| held.overlaps(segment, offset, bytes)) {
@@ -130,8 +144,14 @@ pub struct ReceiveRegions {
 impl ReceiveRegions {
     /// Adds the memory of a gate.
     pub fn insert(&mut self, gate: GateId, segments: u32, segment_bytes: u32) {
-        self.gates
-            .push((gate, GateMemory { region: Region::new(segments, segment_bytes), held: Vec::new() }));
+        self.gates.push((
+            gate,
+            GateMemory {
+                region: Region::new(segments, segment_bytes),
+                held: Vec::new(),
+                lent: BTreeMap::new(),
+            },
+        ));
     }
 
     /// Frees the memory of a gate, as the shell does when the core has released it.

@@ -216,6 +216,9 @@ impl World {
                     }
                     shell.shard.handle_given_back(id, segment, bytes, common.now)
                 }
+                GivenBack::Lent { channel, segment, bytes } => {
+                    shell.shard.handle_lent_given_back(id, channel, segment, bytes, common.now)
+                }
                 GivenBack::Event(channel) => shell.shard.handle_event_consumed(id, channel, common.now),
             };
             let lie = consumer.lied && consumer.given.is_empty();

@@ -13,6 +13,7 @@ use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::limits::Limits;
 use weir_flow::pool::partition::PartitionPoolSpec;
 use weir_flow::pool::sizing::GateBuffers;
+use weir_ipc::attach::socket;
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::layout::{GateLayout, PartitionLayout, SEGMENTS_MAX};
 use weir_ipc::partition_port::PartitionEndpoint;
@@ -166,7 +167,7 @@ enum PlannedEnds {
 pub struct Made {
     /// The daemon's ends.
     pub ends: Ends,
-    /// Rings, then region, for the client.
+    /// Rings, then region, for the client; of a gate also its end of the region socket.
     pub descriptors: Vec<OwnedFd>,
     /// Segments of the region.
     pub segments: u32,
@@ -174,6 +175,17 @@ pub struct Made {
     pub bytes: u64,
     /// What the region is made of.
     pub backing: Backing,
+    /// What the node keeps, to lend the region of a producer to consumers on this node.
+    pub lending: Lending,
+}
+
+/// The node's part in lending regions of producers to consumers on this node.
+#[derive(Debug)]
+pub enum Lending {
+    /// Of a partition: its region, for reading. None where it cannot be had: then its channels go over links.
+    Region(Option<OwnedFd>),
+    /// Of a gate: where its client gets regions.
+    Socket(OwnedFd),
 }
 
 /// The daemon's ends of rings and region.
@@ -244,19 +256,28 @@ impl RegionPlan {
                 let (region, file, segments) = SendRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
+                let readable = SendRegion::readable(&file).ok();
                 let layout = PartitionLayout { segments, subpartitions };
                 let (endpoint, rings) = checked(PartitionEndpoint::create(&layout))?;
                 let ends = Ends::Partition(endpoint, region);
-                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing })
+                let lending = Lending::Region(readable);
+                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, lending })
             }
             PlannedEnds::Gate { channels } => {
                 let (region, file, segments) = ReceiveRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
                 let layout = GateLayout { segments, channels };
+                let pair = socket::region_pair().map_err(|error| {
+                    Failure::new(
+                        FailureCode::OverBudget,
+                        format!("cannot make a socket for regions: {error}"),
+                    )
+                })?;
                 let (endpoint, rings) = checked(GateEndpoint::create(&layout))?;
                 let ends = Ends::Gate(endpoint, region);
-                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing })
+                let (descriptors, lending) = (vec![rings, file, pair.1], Lending::Socket(pair.0));
+                Ok(Made { ends, descriptors, segments, bytes, backing, lending })
             }
         }
     }

@@ -167,7 +167,9 @@ impl Shards {
                 setup: UringSetup::create(&ring).map_err(ring_problem)?,
                 inbox,
                 options: ShardOptions {
+                    node: config.node_name(),
                     shard,
+                    shards: Vec::new(),
                     limits: limits.clone(),
                     ring_level: found.to_string(),
                     spin: Duration::from_micros(config.shard.spin_us.into()),
@@ -179,7 +181,8 @@ impl Shards {
         }
         let (to_node, reports) = unbounded_channel();
         let mut shards = Self { senders, reports, threads: Vec::new() };
-        for part in prepared {
+        for mut part in prepared {
+            part.options.shards = shards.senders.clone();
             shards.threads.push(part.spawn(to_node.clone())?);
         }
         Ok(shards)

@@ -1,12 +1,12 @@
 //! Regions: sealed shared memory, cut into segments.
 
 use std::marker::PhantomData;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, madvise};
 
@@ -98,6 +98,17 @@ impl SendRegion {
         });
         // Any other error says that the kernel cannot tell, and not that there is no memory.
         !matches!(outcome, Err(Errno::FAULT | Errno::NOMEM | Errno::HWPOISON))
+    }
+
+    /// A second descriptor of a region's file, for a consumer on this node. It can be mapped for reading only, and nothing can
+    /// be taken from the file or added to it by it: for that the kernel asks how it was opened. The region's mode lets
+    /// nobody but the daemon's own user open it anew.
+    ///
+    /// # Errors
+    /// The kernel refuses, or there is no `/proc`.
+    pub fn readable(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
 
     /// How many segments it has.

@@ -4,6 +4,7 @@
 //! when the shard has let go of the last ring's memory: the kernel may still be sending from it. That memory's budget
 //! is free when the client has let go of it as well ([`super::holds`]).
 
+mod lending;
 mod room;
 mod tasks;
 
@@ -25,6 +26,7 @@ use self::tasks::Tasks;
 use super::holds::Holds;
 use super::making::MakingId;
 use super::{Node, NodeEvent};
+use crate::attach::create::Lending;
 use crate::attach::descriptors;
 use crate::attach::listener::{Connected, Credentials};
 use crate::attach::region_watch::RegionWatch;
@@ -115,6 +117,8 @@ pub(super) struct RingMemory {
     pub(super) backing: Backing,
     /// Tells when nobody has it any more; none where the kernel cannot.
     pub(super) watch: Option<RegionWatch>,
+    /// What it is lent by, or what is lent to it; none when its shard has let go of it.
+    pub(super) lending: Option<Lending>,
 }
 
 impl Attachments {
@@ -522,7 +526,7 @@ impl Node {
         // A shard that distrusts a client closes its rings unasked, and says so beside.
         state.is_open = false;
         if let Some(memory) = memory {
-            self.let_go(&memory);
+            self.let_go(memory);
         }
         self.leave_place(key);
         self.forget_if_gone(key);

@@ -18,6 +18,7 @@ use weir_ipc::attach::message::{CreateGate, CreatePartition, ResponseBody};
 
 use super::Node;
 use super::attachments::{Attachment, Outcome, Place, Refusal};
+use super::holds::Held;
 use super::making::{Making, MakingId, Purpose};
 use crate::attach::create::{self, Ends, Made, MemoryPlan, PoolOptions, Pools, RegionPlan};
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
@@ -317,8 +318,9 @@ impl Node {
         mail: impl FnOnce(RingKey, Ends) -> Option<ToShard>,
     ) {
         let Making { ring, request, holder, reservation, .. } = making;
-        let Made { ends, descriptors, bytes, backing, .. } = made;
-        let memory = self.hold(ring.attachment, descriptors.last(), reservation, backing, bytes, holder);
+        let Made { ends, descriptors, bytes, backing, lending, .. } = made;
+        let held = Held { region: descriptors.get(1), backing, bytes };
+        let memory = self.hold(ring.attachment, held, reservation, holder, lending);
         if let Some(state) = self.attachments.ring_mut(ring) {
             state.making = None;
             state.memory = Some(memory);

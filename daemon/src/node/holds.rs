@@ -14,6 +14,7 @@ use weir_flow::pool::budget::ReservationId;
 
 use super::attachments::{Attachment, RingMemory};
 use super::{Node, NodeEvent};
+use crate::attach::create::Lending;
 use crate::attach::region_watch::{Gone, RegionWatch, RegionWatches};
 use crate::memory::Backing;
 use crate::shard::mailbox::AttachmentId;
@@ -27,6 +28,13 @@ pub(super) struct Holds {
     /// None where the kernel has none to give: then a region counts as gone when its shard lets go of it.
     watches: Option<RegionWatches>,
     regions: BTreeMap<RegionWatch, Hold>,
+}
+
+/// A region that a client is given.
+pub(super) struct Held<'a> {
+    pub(super) region: Option<&'a OwnedFd>,
+    pub(super) backing: Backing,
+    pub(super) bytes: u64,
 }
 
 /// A region that somebody has.
@@ -114,11 +122,10 @@ impl Node {
     pub(super) fn hold(
         &mut self,
         id: AttachmentId,
-        region: Option<&OwnedFd>,
+        Held { region, backing, bytes }: Held<'_>,
         reservation: ReservationId,
-        backing: Backing,
-        bytes: u64,
         holder: String,
+        lending: Lending,
     ) -> RingMemory {
         let pid = self.attachments.get(id).and_then(Attachment::pid);
         let holds = &mut self.attachments.holds;
@@ -138,11 +145,13 @@ impl Node {
             }
             None => None,
         };
-        RingMemory { reservation, backing, watch }
+        RingMemory { reservation, backing, watch, lending: Some(lending) }
     }
 
     /// The shard has let go of a region. If its client has not, it is charged on, under a name that says so.
-    pub(super) fn let_go(&mut self, memory: &RingMemory) {
+    pub(super) fn let_go(&mut self, mut memory: RingMemory) {
+        // The node's own descriptor would keep it.
+        memory.lending = None;
         self.handle_regions_gone();
         let Some(watch) = memory.watch else {
             self.budget.release(memory.reservation);

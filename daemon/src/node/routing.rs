@@ -3,8 +3,11 @@
 //! A channel needs three things that come about apart: the gate's memory, a link to the producer's shard, and the
 //! producer. The catalog says when gate and producer have found each other; here the link is found or made, and the
 //! gate's shard told to open the channel over it.
+//!
+//! Where both are on this node and of one user there is no link: the client of the gate gets the producer's region to read,
+//! and the shards hand each other the rest.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use weir_flow::catalog::{CatalogAction, GateKey, PartitionKey};
@@ -12,6 +15,8 @@ use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
 use weir_flow::ids::{ProducerIndex, ProducerLife};
 use weir_flow::wire::{CatalogEntry, PartitionEntry, PartitionState};
+use weir_ipc::attach::message::LentRegion;
+use weir_ipc::attach::socket;
 
 use super::attachments::{Attachments, Place, RingState};
 use super::data_links::{Route, Step, Waiter};
@@ -88,8 +93,24 @@ impl Node {
         let Some(local_shard) = client.shard else {
             return;
         };
+        if node == self.options.node && self.lend(gate, ring, life) {
+            return self.mail(local_shard, ToShard::ConnectLocal { key: ring, life, shard });
+        }
         let route = Route { peer: node, local_shard, peer_shard: shard };
         self.links.handle_wanted(route, Waiter { ring, life }, &mut self.steps);
+    }
+
+    /// Gives the client of a gate the region of a producer on this node, if it may read it. Where that does not come about
+    /// the channel goes over a link, as if the producer were elsewhere.
+    fn lend(&self, gate: &GateKey, ring: RingKey, life: ProducerLife) -> bool {
+        let exchange = gate.exchange.clone();
+        let place = Place::Partition(PartitionKey { exchange, producer: life.producer });
+        let Some((region, socket)) = self.attachments.lend(&place, ring) else { return false };
+        let sent = socket::send_region(socket, &LentRegion { producer: life.producer.0 }, region.as_fd());
+        if let Err(error) = &sent {
+            tracing::info!(%gate, producer = %life.producer, %error, "a region cannot be lent");
+        }
+        sent.is_ok()
     }
 
     fn fail_partition(&mut self, partition: &PartitionKey, failure: Failure) {

@@ -43,7 +43,8 @@ impl<R: Ring> ShardLoop<R> {
             }
         };
         let peer_grace_ns = u64::try_from(peer_grace.as_nanos()).unwrap_or(u64::MAX);
-        let spec = LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard, peer_grace_ns };
+        let spec =
+            LinkSpec { peer: key.peer.clone(), peer_shard: key.peer_shard, peer_grace_ns, is_local: false };
         let link = self.core.handle_link(spec, now);
         self.links.insert(link, key, slot, watch, zero_copy);
         if let Err(error) = self.ring.receive(slot) {

@@ -2,7 +2,8 @@
 //!
 //! A shard is told by [`ToShard`] and tells by [`ToNode`]; nothing else is shared but read-only configuration and
 //! the regions, whose owners are counted. Traffic is low: one message per attachment, ring, link or transition,
-//! never one per buffer.
+//! never one per buffer. Shards tell each other one thing only, [`ToShard::Passed`]: of all channels between two of them at
+//! most a batch per turn, and no more than the producers' quotas allow.
 //!
 //! The order of messages to one shard is kept, so [`ToShard::ConnectProducer`] finds the link that an earlier
 //! [`ToShard::AddLink`] brought.
@@ -20,7 +21,7 @@ use tokio::sync::oneshot;
 use weir_flow::exchange::Name;
 use weir_flow::failure::Failure;
 use weir_flow::ids::{LinkId, ProducerIndex, ProducerLife, Time};
-use weir_flow::shard::{GateSpec, PartitionSpec};
+use weir_flow::shard::{GateSpec, PartitionSpec, Transmit};
 use weir_flow::stall::PastStalls;
 use weir_flow::stats::{ChannelStats, GateStats, LinkStats, PartitionStats};
 use weir_ipc::gate_port::GateEndpoint;
@@ -143,6 +144,24 @@ pub enum ToShard {
         life: ProducerLife,
         /// The link that leads to it. If it has broken meanwhile, the shard says [`ToNode::NotConnected`].
         link: LinkKey,
+    },
+    /// Open the channel from this producer, on a shard of this node, to a gate whose client has the producer's region.
+    ConnectLocal {
+        /// The gate.
+        key: RingKey,
+        /// The producer, and which of its lives the gate is bound to.
+        life: ProducerLife,
+        /// The shard of the producer; it may be the gate's own.
+        shard: u16,
+    },
+    /// What another shard of this node has planned for channels whose other ends are here.
+    Passed {
+        /// The shard.
+        from: u16,
+        /// When it was planned.
+        at: Time,
+        /// Frames, with data named.
+        transmit: Transmit,
     },
     /// The client closed a partition or gate, or the node fails it.
     CloseRing {

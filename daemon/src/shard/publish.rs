@@ -140,6 +140,9 @@ fn delivered(delivery: Delivery) -> Delivered {
         Delivery::Data { channel, segment, offset, bytes, records } => {
             Delivered::Data { channel, segment: segment.0, offset, bytes, records }
         }
+        Delivery::Lent { channel, segment, offset, bytes, records } => {
+            Delivered::Lent { channel, segment: segment.0, offset, bytes, records }
+        }
         Delivery::Event { channel, payload, priority } => {
             Delivered::Event { channel, payload: payload.to_vec(), priority }
         }

@@ -20,8 +20,8 @@ impl<R: Ring> ShardLoop<R> {
     ///
     /// All of it, since completions may rest on it: a peer asks for a partition as soon as the node has announced it, and
     /// the node does that when it has mailed it. The completions of this turn were reaped when the loop parked, before
-    /// this, so that whatever they can know of has been mailed by now. The one thread that sends mail has more work with
-    /// each message than this has, and cannot keep it here.
+    /// this, so that whatever they can know of has been mailed by now. Those that send mail have more work with each message
+    /// than this has, and cannot keep it here; other shards, moreover, wait for answers that are sent later in the turn.
     pub(super) fn take_mail(&mut self, now: Time) -> Option<bool> {
         let mut was_any = false;
         while let Some(message) = self.inbox.next() {
@@ -83,6 +83,8 @@ impl<R: Ring> ShardLoop<R> {
                     None => self.tell(ToNode::NotConnected { key, producer: life.producer }),
                 }
             }
+            ToShard::ConnectLocal { key, life, shard } => self.connect_local(key, life, shard, now),
+            ToShard::Passed { from, at, transmit } => self.take_passed(from, &transmit, at, now),
             ToShard::CloseRing { key, failure } => self.close_ring(key, failure, now),
             ToShard::DropAttachment { attachment, failure } => {
                 self.drop_attachment(attachment, &failure, now)
@@ -286,6 +288,9 @@ impl<R: Ring> ShardLoop<R> {
             match entry {
                 GivenBack::Data { segment, bytes } => {
                     self.core.handle_given_back(id, SegmentIndex(segment), bytes, now)
+                }
+                GivenBack::Lent { channel, segment, bytes } => {
+                    self.core.handle_lent_given_back(id, channel, SegmentIndex(segment), bytes, now)
                 }
                 GivenBack::Event { channel } => self.core.handle_event_consumed(id, channel, now),
             }

@@ -1,12 +1,13 @@
 //! The loop of a shard: take in what arrived, let the core decide, hand out what it decided, park.
 //!
-//! The order of a turn is fixed: mail, completions, submissions, timers; then deliveries and returns, frames,
-//! notices. Every source but the mail is bounded ([`super::budget`]), time is read once, and the loop parks only
+//! The order of a turn is fixed: mail, completions, submissions, timers; then what stays inside the node, deliveries and
+//! returns, frames, notices. So what a client hands over for another one of the same shard is with it in the same turn. Every source but the mail is bounded ([`super::budget`]), time is read once, and the loop parks only
 //! after a turn that found nothing to do.
 
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
+use weir_flow::exchange::Name;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{GateId, LinkId, PartitionId, SubpartitionIndex, Time};
 use weir_flow::limits::Limits;
@@ -15,7 +16,8 @@ use weir_flow::shard::{Notice, Shard, Transmit};
 use super::attachments::Attachments;
 use super::clock;
 use super::links::Links;
-use super::mailbox::{RingKey, ShardInbox, ToNode};
+use super::local::Local;
+use super::mailbox::{RingKey, ShardInbox, ShardSender, ToNode};
 use super::rings::Rings;
 use super::stall::StallDetector;
 use super::zero_copy::Holds;
@@ -28,8 +30,12 @@ const MAILBOX: WatchId = WatchId(0);
 
 /// What a shard is made with.
 pub struct ShardOptions {
+    /// Name of the node.
+    pub node: Name,
     /// Which shard of the node.
     pub shard: u16,
+    /// The mailboxes of all its shards, in order, its own included.
+    pub shards: Vec<ShardSender>,
     /// Bounds of the core.
     pub limits: Limits,
     /// What the ring can do, in one line, for the status.
@@ -53,6 +59,7 @@ pub struct ShardLoop<R: Ring> {
     pub(super) rings: Rings,
     pub(super) links: Links,
     pub(super) holds: Holds,
+    pub(super) local: Local,
     pub(super) stall: StallDetector,
     pub(super) lists: Lists,
     pub(super) bytes_total: u64,
@@ -69,6 +76,8 @@ pub(super) struct Lists {
     pub(super) gates: Vec<GateId>,
     pub(super) partitions: Vec<PartitionId>,
     pub(super) links: Vec<LinkId>,
+    /// Links to shards of this node that have something to pass.
+    pub(super) local: Vec<LinkId>,
     /// Links that have lost their socket, of which the core has not said whether it keeps them.
     pub(super) lost: Vec<LinkId>,
     pub(super) subpartitions: Vec<SubpartitionIndex>,
@@ -93,9 +102,11 @@ pub(super) enum Flow {
 impl<R: Ring> ShardLoop<R> {
     /// A shard without attachments and links. `ring` must have been made for the calling thread.
     pub fn new(options: ShardOptions, ring: R, inbox: ShardInbox, node: UnboundedSender<ToNode>) -> Self {
+        let mut core = Shard::new(options.limits.clone());
         Self {
             ring,
-            core: Shard::new(options.limits.clone()),
+            local: Local::new(&options, &mut core),
+            core,
             options,
             inbox,
             node,
@@ -149,9 +160,12 @@ impl<R: Ring> ShardLoop<R> {
             self.core.handle_timeout(now);
             busy = true;
         }
+        self.exchange(now);
         busy |= self.publish(now);
         self.transmit(now);
         self.take_notices(now);
+        // What became of the end of a client or a link is news for others.
+        busy |= self.exchange(now);
         self.finish_drain();
         self.links.sample_sockets(now.0);
         if let Some(length_ns) = self.stall.turn_ends(clock::now()) {
@@ -212,6 +226,7 @@ impl<R: Ring> ShardLoop<R> {
                 }
             }
             Notice::LinkExpired(link) => self.handle_expired(link, now),
+            Notice::LinkGoodbye(link) if self.local.peer(link).is_some() => {}
             Notice::LinkGoodbye(link) => {
                 tracing::info!(shard = self.options.shard, %link, "the peer is stopping");
             }

@@ -27,6 +27,10 @@ impl<R: Ring> ShardLoop<R> {
     }
 
     fn transmit_on(&mut self, id: LinkId, now: Time) {
+        if self.local.peer(id).is_some() {
+            // It has something since the last exchange, and has its turn at the next.
+            return self.lists.local.push(id);
+        }
         let Some(socket) = self.links.socket(id) else { return };
         if !self.core.poll_transmit(id, &mut self.lists.transmit, now) {
             return;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use weir_ipc::attach::message::{RequestBody, ResponseBody};
 use weir_ipc::layout::{EVENT_BYTES_MAX, EVENT_SLOTS};
-use weir_ipc::{Delivered, Returned, Submission};
+use weir_ipc::{Delivered, GivenBack, Returned, Submission};
 
 use super::Random;
 use super::raw::{Ended, RawClient, RawGate, RawPartition, RingAt, peek, poke};
@@ -15,6 +15,7 @@ use crate::common::PATIENCE;
 /// Kinds of entries.
 const DATA: u64 = 1;
 const EVENT: u64 = 2;
+const LENT: u64 = 5;
 const END: u64 = 3;
 
 /// Flag of a slice that closes its segment.
@@ -27,8 +28,8 @@ pub(crate) struct Life {
     pub(crate) gate: RawGate,
     /// Segments that may be written.
     free: Vec<u32>,
-    /// Slices to be given back: segment, bytes.
-    held: Vec<(u32, u32)>,
+    /// Slices to be given back.
+    held: Vec<GivenBack>,
     /// Events to be given back.
     events_held: u64,
     /// Deliveries so far.
@@ -66,20 +67,29 @@ impl Life {
         let mut client = RawClient::attach(run_dir);
         let partition = client.partition(exchange, 1).expect("a partition");
         let gate = client.gate(exchange, 0, 1).expect("a gate");
-        let free = (0..partition.layout.segments).collect();
-        let (held, events_held, delivered) = (Vec::new(), 0, 0);
-        let (submitted, given, events_submitted) = (0, 0, 0);
+        Self::of(client, partition, gate)
+    }
+
+    /// The same over a link of the daemon to itself, from which the kernel reads the region.
+    pub(crate) fn begin_linked(run_dir: &Path, exchange: &str) -> Self {
+        let mut client = RawClient::attach(run_dir);
+        let gate = client.linked_gate(exchange).expect("a gate");
+        let partition = client.partition(exchange, 1).expect("a partition");
+        Self::of(client, partition, gate)
+    }
+
+    fn of(client: RawClient, partition: RawPartition, gate: RawGate) -> Self {
         Self {
+            free: (0..partition.layout.segments).collect(),
             client,
             partition,
             gate,
-            free,
-            held,
-            events_held,
-            delivered,
-            submitted,
-            given,
-            events_submitted,
+            held: Vec::new(),
+            events_held: 0,
+            delivered: 0,
+            submitted: 0,
+            given: 0,
+            events_submitted: 0,
         }
     }
 
@@ -121,7 +131,10 @@ impl Life {
         while let Ok(Some(delivered)) = self.gate.port.pop() {
             self.delivered += 1;
             match delivered {
-                Delivered::Data { segment, bytes, .. } => self.held.push((segment, bytes)),
+                Delivered::Data { segment, bytes, .. } => self.held.push(GivenBack::Data { segment, bytes }),
+                Delivered::Lent { channel, segment, bytes, .. } => {
+                    self.held.push(GivenBack::Lent { channel, segment, bytes });
+                }
                 Delivered::Event { .. } => self.events_held += 1,
                 Delivered::End { .. } | Delivered::Failed { .. } => {}
             }
@@ -129,10 +142,23 @@ impl Life {
         }
     }
 
+    /// Segment and bytes of the slice that it holds longest.
+    fn first_held(&self) -> (u32, u32) {
+        match self.held[0] {
+            GivenBack::Event { .. } => unreachable!("events are held apart"),
+            GivenBack::Data { segment, bytes } | GivenBack::Lent { segment, bytes, .. } => (segment, bytes),
+        }
+    }
+
     fn give_back(&mut self, keep: usize) {
         while self.held.len() > keep {
-            let (segment, bytes) = self.held.remove(0);
-            let _ = self.gate.port.give_back_data(segment, bytes);
+            let _ = match self.held.remove(0) {
+                GivenBack::Lent { channel, segment, bytes } => {
+                    self.gate.port.give_back_lent(channel, segment, bytes)
+                }
+                GivenBack::Data { segment, bytes } => self.gate.port.give_back_data(segment, bytes),
+                GivenBack::Event { channel } => self.gate.port.give_back_event(channel),
+            };
             self.given += 1;
         }
         while self.events_held > 0 {
@@ -162,7 +188,9 @@ impl Life {
         }
         until(|| {
             self.take(&|_| ());
-            self.free.len() == self.partition.layout.segments as usize
+            // What it reads in the producer's memory is not free.
+            let lent = self.held.iter().filter(|held| matches!(held, GivenBack::Lent { .. })).count();
+            self.free.len() + lent == self.partition.layout.segments as usize
         });
     }
 
@@ -490,13 +518,13 @@ pub(crate) const ATTACKS: &[Attack] = &[
         life.give_back_raw([head(random.pick(&[0, 3, 4, 255]), 0, 0), 0, 0, 0])
     }),
     ("give_back.flags", |life, random| {
-        let (segment, bytes) = life.held[0];
+        let (segment, bytes) = life.first_held();
         let flags = 1 << random.below(8);
         let data = [head(DATA, flags, 0), halves(segment.into(), bytes.into()), 0, 0];
         life.give_back_raw(random.pick(&[data, [head(EVENT, flags, 0), 0, 0, 0]]));
     }),
     ("give_back.unused", |life, random| {
-        let (segment, bytes) = life.held[0];
+        let (segment, bytes) = life.first_held();
         let mut data = [head(DATA, 0, 0), halves(segment.into(), bytes.into()), 0, 0];
         match random.below(4) {
             0 => data[0] |= 1 << (16 + random.below(16)),
@@ -511,9 +539,9 @@ pub(crate) const ATTACKS: &[Attack] = &[
     }),
     // More than was ever delivered.
     ("give_back.segment", |life, _| {
-        let (segment, bytes) = life.held[0];
+        let (segment, bytes) = life.first_held();
         life.give_back(0);
-        life.give_back_raw([head(DATA, 0, 0), halves(segment.into(), bytes.into()), 0, 0]);
+        life.give_back_raw([head(LENT, 0, 0), halves(segment.into(), bytes.into()), 0, 0]);
     }),
     ("give_back.channel", |life, random| {
         life.give_back_raw([head(EVENT, 0, random.pick(&[1, 1 << 31, 0xffff_ffff])), 0, 0, 0]);
@@ -523,14 +551,24 @@ pub(crate) const ATTACKS: &[Attack] = &[
         life.give_back_raw([head(EVENT, 0, 0), random.pick(&[0, 5, 63, 64, 0xffff_ffff]), 0, 0]);
     }),
     ("in segment", |life, _| {
-        let (segment, bytes) = life.held[0];
-        let other = (segment + 1) % life.gate.layout.segments;
+        let (segment, bytes) = life.first_held();
+        life.give_back_raw([head(LENT, 0, 0), halves(u64::from(segment) + 1, bytes.into()), 0, 0]);
+    }),
+    // It was read in the producer's memory, and not in the gate's.
+    ("in segment", |life, _| {
+        let (segment, bytes) = life.first_held();
+        let other = segment % life.gate.layout.segments;
         life.give_back_raw([head(DATA, 0, 0), halves(other.into(), bytes.into()), 0, 0]);
     }),
+    ("give_back.channel", |life, random| {
+        let (segment, bytes) = life.first_held();
+        let channel = random.pick(&[1, 1 << 31, 0xffff_ffff]);
+        life.give_back_raw([head(LENT, 0, channel), halves(segment.into(), bytes.into()), 0, 0]);
+    }),
     ("in bytes", |life, random| {
-        let (segment, bytes) = life.held[0];
+        let (segment, bytes) = life.first_held();
         let lie = random.pick(&[0, u64::from(bytes) + 1, 0xffff_ffff]);
-        life.give_back_raw([head(DATA, 0, 0), halves(segment.into(), lie), 0, 0]);
+        life.give_back_raw([head(LENT, 0, 0), halves(segment.into(), lie), 0, 0]);
     }),
     // What the daemon writes and never reads, or reads as a hint.
     ("", |life, random| scribble(&life.partition.rings, 0..40, random)),

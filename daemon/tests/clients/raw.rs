@@ -201,7 +201,7 @@ impl RawClient {
         consumer: u32,
         consumers: u32,
     ) -> Result<RawGate, ResponseBody> {
-        let wanted = CreateGate {
+        self.make_gate(CreateGate {
             task: 0,
             exchange: exchange.to_owned(),
             consumer,
@@ -210,14 +210,34 @@ impl RawClient {
             strategy: None,
             checksum: None,
             options: GateOptions { exclusive: Some(2), floating: Some(4), debloat: None },
-        };
+        })
+    }
+
+    /// Makes the only gate of an exchange whose producer is not there yet, and throws away the socket on which that one's region
+    /// would come: so their channel goes over a link, although both are on one node.
+    pub(crate) fn linked_gate(&mut self, exchange: &str) -> Result<RawGate, ResponseBody> {
+        let mut gate = self.make_gate(CreateGate {
+            task: 0,
+            exchange: exchange.to_owned(),
+            consumer: 0,
+            consumers: 1,
+            producers: Some(1),
+            strategy: Some("rebalance".to_owned()),
+            checksum: Some(false),
+            options: GateOptions { exclusive: Some(2), floating: Some(4), debloat: None },
+        })?;
+        gate.regions = File::open("/dev/null").expect("a file").into();
+        Ok(gate)
+    }
+
+    fn make_gate(&mut self, wanted: CreateGate) -> Result<RawGate, ResponseBody> {
         let (body, descriptors) = self.ask(RequestBody::CreateGate(wanted)).expect("an answer");
         let ResponseBody::Gate { ring, segments, channels, .. } = body else { return Err(body) };
-        let [rings, region] = <[OwnedFd; 2]>::try_from(descriptors).expect("two descriptors");
+        let [rings, region, regions] = <[OwnedFd; 3]>::try_from(descriptors).expect("three descriptors");
         let layout = GateLayout { segments, channels };
         let copy = rings.try_clone().expect("a copy");
         let port = GatePort::attach(copy, &layout, ring, Arc::clone(&self.port)).expect("rings");
-        Ok(RawGate { ring, layout, rings: rings.into(), region, port })
+        Ok(RawGate { ring, layout, rings: rings.into(), region, regions, port })
     }
 
     /// Rings the daemon whether it sleeps or not.
@@ -256,6 +276,8 @@ pub(crate) struct RawGate {
     pub(crate) layout: GateLayout,
     pub(crate) rings: File,
     pub(crate) region: OwnedFd,
+    /// Where regions of producers on the same node come.
+    pub(crate) regions: OwnedFd,
     pub(crate) port: GatePort,
 }
 

@@ -316,7 +316,7 @@ fn peers_that_cannot_be_reached_leave_clients_their_descriptors_and_a_peer_that_
 }
 
 /// Clients that do not read, and partitions that each asks for: their answers fit into the socket.
-const DEAF: usize = 14;
+const DEAF: usize = 26;
 const PARTITIONS: usize = 8;
 
 #[test]
@@ -332,7 +332,7 @@ fn answers_that_nobody_reads_do_not_cost_another_client_its_attachment() {
     std::fs::copy(WEIR, &program).expect("a copy that everybody may run");
     let address = free_address();
     // The kernel bounds the descriptors under way of whoever has no privileges.
-    let run = "ulimit -n 256 && exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\" \"$@\"";
+    let run = "ulimit -n 512 && exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\" \"$@\"";
     let prefix = &["sh", "-c", run];
     let options = DaemonOptions { prefix, program: &program, ..DaemonOptions::new("a", &address) };
     let mut daemon = Daemon::start(directory.path(), &options);

@@ -132,7 +132,7 @@ fn a_client_whose_hugepages_are_gone_when_they_are_to_be_sent_is_detached_and_th
     let mut daemon = Daemon::start(directory.path(), &options);
     let healthy = Healthy::start(&daemon.run_dir, 2);
     let before = Resources::at_rest(&daemon);
-    let mut life = Life::begin(&daemon.run_dir, "lost");
+    let mut life = Life::begin_linked(&daemon.run_dir, "lost");
     life.move_slices(3, 0);
     punch(&life.partition.region).expect("a hole");
     let taken = take_hugepages();

@@ -299,6 +299,9 @@ impl World {
         while let Ok(Some(delivered)) = self.gate_port.pop() {
             let given_back = match delivered {
                 Delivered::Data { segment, bytes, .. } => self.gate_port.give_back_data(segment, bytes),
+                Delivered::Lent { channel, segment, bytes, .. } => {
+                    self.gate_port.give_back_lent(channel, segment, bytes)
+                }
                 Delivered::Event { channel, .. } => self.gate_port.give_back_event(channel),
                 Delivered::End { .. } | Delivered::Failed { .. } => Ok(()),
             };
@@ -344,6 +347,10 @@ impl World {
                     assert!(segment < self.segments);
                     self.reached.insert("given back data");
                 }
+                GivenBack::Lent { channel, .. } => {
+                    assert!(channel < CHANNELS);
+                    self.reached.insert("given back lent");
+                }
                 GivenBack::Event { channel } => {
                     assert!(channel < CHANNELS);
                     self.reached.insert("given back event");
@@ -375,6 +382,7 @@ impl World {
             0 => Delivered::End { channel },
             1 => Delivered::Failed { channel, code: 3, text: "link lost".to_owned() },
             2 | 3 => Delivered::Event { channel, payload: vec![7; 9], priority: false },
+            7 => Delivered::Lent { channel, segment, offset: 0, bytes: 100, records: 1 },
             _ => Delivered::Data { channel, segment, offset: 0, bytes: 100, records: 1 },
         };
         // Often as much as it takes, since a ring has many places.

@@ -299,6 +299,7 @@ impl World {
                     self.held.push((segment, bytes));
                     "data delivered"
                 }
+                Delivery::Lent { .. } => "lent data delivered",
                 Delivery::Event { .. } => "event delivered",
                 Delivery::End { .. } => "end delivered",
                 Delivery::Failed { .. } => "failure delivered",

@@ -10,6 +10,7 @@ use weir_flow::ids::{ConsumerIndex, ProducerIndex};
 use weir_ipc::attach::message::{
     CreateGate, CreatePartition, Request, RequestBody, Response, ResponseBody, WITHDRAWN,
 };
+use weir_ipc::attach::socket::region_pair;
 use weir_ipc::attach::socket::{self, AttachError};
 use weir_ipc::gate_port::GateEndpoint;
 use weir_ipc::layout::{GateLayout, PartitionLayout};
@@ -212,7 +213,8 @@ impl World {
             over: vec![false; channels as usize],
             consumed: vec![0; channels as usize],
         })));
-        session.answer(id, body, &[rings.as_fd(), region_fd.as_fd()]);
+        let (_, regions) = region_pair().expect("a region socket");
+        session.answer(id, body, &[rings.as_fd(), region_fd.as_fd(), regions.as_fd()]);
     }
 }
 

@@ -4,6 +4,7 @@ use alloc::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::lent::Lent;
 use crate::failure::Failure;
 use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence, Time};
 use crate::state::ReceiveState;
@@ -49,6 +50,8 @@ pub(crate) struct Channel {
     /// Segments that the sender opened since the channel began.
     pub(crate) opened: u64,
     pub(crate) open: Option<OpenSegment>,
+    /// What it has of its producer's region, if that is on this node: then it has no segments of its own.
+    pub(crate) lent: Option<Lent>,
     /// The backlog that the sender told last.
     pub(crate) backlog: u32,
     pub(crate) pending: VecDeque<Pending>,
@@ -96,6 +99,7 @@ impl Channel {
             next_sequence: 0,
             opened: 0,
             open: None,
+            lent: None,
             backlog: 0,
             pending: VecDeque::new(),
             pending_bytes: 0,

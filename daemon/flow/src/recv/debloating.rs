@@ -84,12 +84,17 @@ impl Gate {
             let buffered = channel.counts.bytes.saturating_sub(channel.consumed);
             buffered.saturating_add(u64::from(channel.backlog).saturating_mul(fill))
         };
-        self.channels.iter().map(of_channel).fold(0, u64::saturating_add)
+        self.governed().map(of_channel).fold(0, u64::saturating_add)
+    }
+
+    /// The channels that it holds back: not those that read in their producer's memory, whose quota is their bound.
+    fn governed(&self) -> impl Iterator<Item = &Channel> {
+        self.channels.iter().filter(|channel| channel.lent.is_none())
     }
 
     fn count_active(&mut self) -> u32 {
         let mut active = 0;
-        for channel in &mut self.channels {
+        for channel in self.channels.iter_mut().filter(|channel| channel.lent.is_none()) {
             let carries = channel.counts.bytes > channel.period_bytes
                 || channel.counts.bytes > channel.consumed
                 || channel.backlog > 0;

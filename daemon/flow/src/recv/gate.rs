@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::channel::{Channel, OpenSegment, Pending};
 use super::debloating::Debloating;
+use super::lent::Lent;
 use crate::debloat::Share;
 use crate::failure::{Failure, FailureCode};
 use crate::ids::{ChannelIndex, Incarnation, LinkId, SegmentIndex, Sequence};
@@ -93,6 +94,29 @@ impl Gate {
 
     pub(crate) fn channel_mut(&mut self, channel: u32) -> Option<&mut Channel> {
         self.channels.get_mut(channel as usize)
+    }
+
+    /// Segments that the sender of a channel may still open; slices that it may still name, if they are read in its memory.
+    pub(crate) fn ready(&self, index: u32) -> u32 {
+        let lent = self.channel(index).and_then(|channel| channel.lent.as_ref());
+        lent.map_or_else(|| self.pool.ready(index), Lent::ready)
+    }
+
+    /// Segments of a channel that are open, filled or held by the application; slices, if they are read elsewhere.
+    pub(crate) fn used(&self, index: u32) -> u32 {
+        let lent = self.channel(index).and_then(|channel| channel.lent.as_ref());
+        lent.map_or_else(|| self.pool.used(index), Lent::count)
+    }
+
+    /// A channel is asked for: it gets what it may grant at once.
+    pub(crate) fn open_channel(&mut self, index: u32, is_local: bool) {
+        if !is_local {
+            return self.pool.open(index);
+        }
+        let (segments, channels) = (self.spec.segments, self.channels.len() as u32);
+        if let Some(channel) = self.channel_mut(index) {
+            channel.lent = Some(Lent::new(segments, channels));
+        }
     }
 
     pub(crate) fn has_pending(&self) -> bool {
@@ -202,6 +226,35 @@ impl Gate {
         channel.push_slice(segment, fill, header.length, header.records);
         self.list_channel(index);
         self.take_backlog(index, header.backlog);
+    }
+
+    /// A slice was named that is read in the producer's memory.
+    pub(crate) fn take_lent(
+        &mut self,
+        index: u32,
+        header: &Header,
+        segment: SegmentIndex,
+        offset: u32,
+    ) -> Result<(), Failure> {
+        let Some(channel) = self.channels.get_mut(index as usize) else { return Err(unknown_channel(index)) };
+        take_sequenced(channel, ReceiveEvent::FrameArrived, header.sequence)?;
+        let Some(lent) = &mut channel.lent else {
+            return Err(Failure::new(FailureCode::Protocol, "a slice was named; needed: its bytes"));
+        };
+        if !lent.take(channel.next_sequence, segment, header.length) {
+            let window = lent.window();
+            let text = format!("a slice was named beyond {window} that were; needed: at most these");
+            return Err(Failure::new(FailureCode::CreditViolation, text));
+        }
+        channel.opened += 1;
+        channel.next_sequence += 1;
+        channel.counts.bytes += u64::from(header.length);
+        channel.counts.buffers += 1;
+        channel.counts.records += u64::from(header.records);
+        channel.push_slice(segment, offset, header.length, header.records);
+        self.list_channel(index);
+        self.take_backlog(index, header.backlog);
+        Ok(())
     }
 
     pub(crate) fn handle_event(
@@ -333,6 +386,27 @@ impl Gate {
         Ok(index)
     }
 
+    /// The application gave bytes back that it read in the memory of a channel's producer.
+    pub(crate) fn give_back_lent(
+        &mut self,
+        index: u32,
+        segment: SegmentIndex,
+        bytes: u32,
+    ) -> Result<(), ClientFault> {
+        let channel = self.channels.get_mut(index as usize);
+        let Some((lent, consumed)) =
+            channel.and_then(|channel| Some((channel.lent.as_mut()?, &mut channel.consumed)))
+        else {
+            return Err(fault(
+                "channel",
+                format!("is {index}; needed: one that is read in its producer's memory"),
+            ));
+        };
+        lent.give_back(segment, bytes)?;
+        *consumed += u64::from(bytes);
+        Ok(())
+    }
+
     pub(crate) fn handle_event_consumed(&mut self, index: u32) -> Result<(), ClientFault> {
         let count = self.channels.len();
         let Some(channel) = self.channels.get_mut(index as usize) else {
@@ -369,6 +443,10 @@ impl Gate {
                 if let Some(channel) = channel {
                     channel.pending_bytes -= u64::from(bytes);
                     channel.delivered += u64::from(bytes);
+                    if let Some(lent) = &mut channel.lent {
+                        lent.hand_up(segment, bytes);
+                        return Delivery::Lent { channel: index, segment, offset, bytes, records };
+                    }
                 }
                 if let Some(state) = self.segments.get_mut(segment.0 as usize) {
                     state.handed += bytes;
@@ -407,6 +485,7 @@ impl Gate {
     pub(crate) fn is_drained(&self) -> bool {
         !self.has_pending()
             && self.segments.iter().all(|state| state.given_back == state.written)
+            && self.channels.iter().all(|channel| channel.lent.as_ref().is_none_or(|lent| lent.count() == 0))
             && self.channels.iter().all(|channel| channel.state != ReceiveState::Requested)
     }
 }

@@ -22,11 +22,16 @@ impl Channel {
         let age_ns = self.room_since.map_or(0, |since| now.since_ns(since));
         Limit {
             limit: self.opened + u64::from(ready),
-            ack: self.next_sequence,
+            ack: self.acked(),
             consumed: self.consumed,
             event_limit: self.events_consumed + u64::from(event_window),
             age_us: u32::try_from(age_ns / 1000).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Frames before this are acknowledged: they have arrived, or came back if they are read in the producer's memory.
+    pub(crate) fn acked(&self) -> u64 {
+        self.lent.as_ref().map_or(self.next_sequence, |lent| lent.acked(self.next_sequence))
     }
 
     /// Notes since when the sender could be told more room than it was.
@@ -49,7 +54,7 @@ impl Channel {
             || self.consumed - announced.consumed >= u64::from(segment_bytes)
         {
             Urgency::Now
-        } else if self.next_sequence > announced.ack || self.consumed > announced.consumed {
+        } else if self.acked() > announced.ack || self.consumed > announced.consumed {
             Urgency::Soon
         } else {
             Urgency::Nothing

@@ -4,3 +4,4 @@ pub(crate) mod channel;
 pub(crate) mod debloating;
 pub(crate) mod gate;
 pub(crate) mod grant;
+pub(crate) mod lent;

@@ -307,7 +307,7 @@ impl Partition {
         self.subpartitions.iter().all(|subpartition| {
             subpartition.queue.is_empty()
                 && subpartition.priority.is_empty()
-                && subpartition.retained.is_empty()
+                && (subpartition.retained.is_empty() || !subpartition.is_live())
         }) && self.memory.in_kernel == 0
     }
 }

@@ -1,8 +1,9 @@
 //! Where the segments of a send region are, as the daemon sees it.
 //!
-//! Each segment counts its slices by place: queued, in the kernel, unacknowledged; and whether the client still
-//! writes it (`builder`). It is free if and only if all of these are zero. In the kernel is what a batch in flight has,
-//! and what the kernel still reads after a socket took it (`held`). Slices of one segment can be in several
+//! Each segment counts its slices by place: queued, in the kernel, lent, unacknowledged; and whether the client still
+//! writes it (`builder`). In the kernel is what a batch in flight has, and what the kernel still reads after a socket took it
+//! (`held`). Lent are those that a consumer of this node reads where they lie: like those that are queued, they
+//! count towards the quota. It is free if and only if all of these are zero. Slices of one segment can be in several
 //! places at once; for a sum over segments it counts once, in the leftmost place that is not empty. Where several
 //! subpartitions share a segment, each counts the slices that it has of it.
 
@@ -27,6 +28,8 @@ pub(crate) struct SegmentState {
     /// Slices of batches that a socket has taken and the kernel still reads; a slice that was sent more than once counts
     /// for each time.
     pub(crate) held: u32,
+    /// Slices that a consumer of this node has and did not give back.
+    pub(crate) lent: u32,
     /// Slices sent and not acknowledged.
     pub(crate) unacked: u32,
     /// It was counted as having left the queue.
@@ -37,17 +40,18 @@ pub(crate) struct SegmentState {
 
 impl SegmentState {
     pub(crate) const fn is_free(&self) -> bool {
-        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.held == 0 && self.unacked == 0
+        self.is_gone_from_queue() && self.held == 0 && self.unacked == 0
     }
 
-    /// It is open, or something of it waits to be sent: what counts towards the quota, but for what the kernel has.
+    /// It is open, something of it waits to be sent, or is lent: what counts towards the quota, but for what the kernel has.
     pub(crate) const fn is_held(&self) -> bool {
-        self.is_builder || self.queued > 0
+        self.is_builder || self.queued > 0 || self.lent > 0
     }
 
-    /// Nothing of it waits or will wait: it no longer counts towards the quota, although the kernel may still read it.
+    /// Nothing of it waits or will wait, and nothing is lent: it no longer counts towards the quota, although the kernel may
+    /// still read it.
     pub(crate) const fn is_gone_from_queue(&self) -> bool {
-        !self.is_builder && self.queued == 0 && self.in_kernel == 0
+        !self.is_builder && self.queued == 0 && self.in_kernel == 0 && self.lent == 0
     }
 }
 
@@ -63,6 +67,7 @@ pub(crate) struct Columns {
     pub(crate) builder: u32,
     pub(crate) queued: u32,
     pub(crate) in_kernel: u32,
+    /// Lent ones are among these.
     pub(crate) unacked: u32,
     pub(crate) free: u32,
 }
@@ -97,7 +102,7 @@ impl Segments {
                 SegmentState { in_kernel: 1.., .. } | SegmentState { held: 1.., .. } => {
                     &mut columns.in_kernel
                 }
-                SegmentState { unacked: 1.., .. } => &mut columns.unacked,
+                SegmentState { lent: 1.., .. } | SegmentState { unacked: 1.., .. } => &mut columns.unacked,
                 _ => &mut columns.free,
             };
             *column += 1;

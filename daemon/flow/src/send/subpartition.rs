@@ -66,6 +66,16 @@ pub(crate) struct PlannedSlice {
     pub(crate) backlog: u32,
 }
 
+/// A channel whose consumer reads the slices where they lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lending {
+    /// Slices that the consumer may have at a time: one segment fewer than the quota, so that of a consumer that has
+    /// stopped something waits here, and its wait is one for credit.
+    pub(crate) most: u32,
+    /// Slices that it has.
+    pub(crate) count: u32,
+}
+
 /// Counts of a channel since it opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendCounts {
@@ -92,6 +102,8 @@ pub(crate) struct Subpartition {
     /// Frames before this are in the consumer's receive region.
     pub(crate) acked_sequence: u64,
     pub(crate) packing: Packing,
+    /// Its consumer is on this node and reads its slices where they lie.
+    pub(crate) lending: Option<Lending>,
     /// Bytes that the consumer wants in this queue at most; the largest number if it does not say.
     pub(crate) buffer_bytes: u32,
     /// The backlog that the receiver was told last.
@@ -128,6 +140,7 @@ impl Subpartition {
             sent_sequence: 0,
             acked_sequence: 0,
             packing: Packing::new(segment_bytes),
+            lending: None,
             buffer_bytes: u32::MAX,
             told_backlog: 0,
             event_limit: 0,
@@ -157,7 +170,23 @@ impl Subpartition {
 
     /// Receive segments that it may open now.
     pub(crate) fn credit(&self) -> u32 {
-        if self.is_connected() && !self.is_suspended { self.packing.credit() } else { 0 }
+        if !self.is_connected() || self.is_suspended {
+            return 0;
+        }
+        let most = self.lending.map_or(u32::MAX, |lending| lending.most.saturating_sub(lending.count));
+        self.packing.credit().min(most)
+    }
+
+    /// Its consumer reads the slices where they lie, with this quota. Each costs a credit of its own: there is nothing
+    /// to pack them into.
+    pub(crate) fn begin_lending(&mut self, quota: u32) {
+        self.lending = Some(Lending { most: quota.saturating_sub(1).max(1), count: 0 });
+        self.packing.set_fill(0);
+        self.recount();
+    }
+
+    fn can_send(&self, bytes: u32) -> bool {
+        self.lending.is_none_or(|lending| lending.count < lending.most) && self.packing.can_send(bytes)
     }
 
     /// Appends a slice, or lets the last one grow if they lie side by side and neither was sent.
@@ -184,9 +213,9 @@ impl Subpartition {
             return Next::Nothing;
         }
         match self.queue.front() {
-            Some(Item::Slice(slice)) if self.packing.can_send(slice.bytes) => {
-                Next::Slice { bytes: slice.bytes }
-            }
+            Some(Item::Slice(slice)) if self.can_send(slice.bytes) => Next::Slice { bytes: slice.bytes },
+            // Its consumer has no segments that it could grant or give up.
+            Some(Item::Slice(_)) if self.lending.is_some() => Next::Nothing,
             Some(Item::Slice(_)) if self.packing.has_open() => Next::Backlog { closed: true },
             Some(Item::Slice(_)) if self.packing.backlog() > self.told_backlog => {
                 Next::Backlog { closed: false }
@@ -225,7 +254,7 @@ impl Subpartition {
             return Some(Hold::Lost);
         }
         let may_send = match front {
-            Some(Item::Slice(slice)) if !self.packing.can_send(slice.bytes) => return Some(Hold::Credit),
+            Some(Item::Slice(slice)) if !self.can_send(slice.bytes) => return Some(Hold::Credit),
             _ if !self.priority.is_empty() => self.may_send_event(),
             Some(Item::Event(_)) => self.may_send_event(),
             Some(Item::End) => self.events_sent < self.event_limit,
@@ -257,6 +286,9 @@ impl Subpartition {
         self.told_backlog = backlog;
         self.queued_bytes -= u64::from(slice.bytes);
         self.unacked_bytes += u64::from(slice.bytes);
+        if let Some(lending) = &mut self.lending {
+            lending.count += 1;
+        }
         memory.in_kernel += 1;
         memory.change(slice.segment, |state| {
             state.queued = state.queued.saturating_sub(1);
@@ -314,7 +346,11 @@ impl Subpartition {
             memory.in_kernel = memory.in_kernel.saturating_sub(1);
             memory.change(slice.segment, |state| {
                 state.in_kernel = state.in_kernel.saturating_sub(1);
-                state.unacked += 1;
+                if self.lending.is_some() {
+                    state.lent += 1;
+                } else {
+                    state.unacked += 1;
+                }
             });
         }
         self.release_acked(memory);
@@ -417,6 +453,9 @@ impl Subpartition {
     ) {
         self.queued_bytes += u64::from(slice.bytes);
         self.unacked_bytes -= u64::from(slice.bytes);
+        if let Some(lending) = &mut self.lending {
+            lending.count = lending.count.saturating_sub(1);
+        }
         let merged = match self.queue.front_mut() {
             Some(Item::Slice(first))
                 if first.segment == slice.segment && slice.offset + slice.bytes == first.offset =>
@@ -481,11 +520,14 @@ impl Subpartition {
     }
 
     fn release_acked(&mut self, memory: &mut SendMemory) {
-        let end = self.acked_sequence.min(self.sent_sequence);
+        self.release_until(self.acked_sequence.min(self.sent_sequence), true, memory);
+    }
+
+    fn release_until(&mut self, end: u64, is_acked: bool, memory: &mut SendMemory) {
         while self.retained_base < end {
             let Some(frame) = self.retained.pop_front() else { return };
             self.retained_base += 1;
-            self.release(frame, memory, true);
+            self.release(frame, memory, is_acked);
         }
     }
 
@@ -496,15 +538,32 @@ impl Subpartition {
                 if is_acked {
                     self.acked_bytes += u64::from(slice.bytes);
                 }
-                memory.change(slice.segment, |state| state.unacked = state.unacked.saturating_sub(1));
+                match &mut self.lending {
+                    Some(lending) => {
+                        lending.count = lending.count.saturating_sub(1);
+                        memory.change(slice.segment, |state| state.lent = state.lent.saturating_sub(1));
+                    }
+                    None => {
+                        memory.change(slice.segment, |state| state.unacked = state.unacked.saturating_sub(1))
+                    }
+                }
             }
             Retained::Event { .. } => self.events_in_flight = self.events_in_flight.saturating_sub(1),
             Retained::End => {}
         }
     }
 
+    /// The consumer of this node that had slices of this channel is gone: all of them are back.
+    pub(crate) fn take_lent_back(&mut self, memory: &mut SendMemory) {
+        if self.lending.is_some() {
+            self.release_until(self.sent_sequence, false, memory);
+        }
+    }
+
     /// The channel is over: nothing waits any more, and what was sent is forgotten. Slices that the kernel has are
     /// settled when it lets go of them. `is_acked` says whether the consumer's node has everything.
+    ///
+    /// What is lent stays lent until the partition is closed: its consumer may still be reading it.
     pub(crate) fn abandon(
         &mut self,
         memory: &mut SendMemory,
@@ -520,7 +579,9 @@ impl Subpartition {
             }
         }
         self.priority.clear();
-        while let Some(frame) = self.retained.pop_front() {
+        while self.lending.is_none()
+            && let Some(frame) = self.retained.pop_front()
+        {
             if self.retained_base < self.sent_sequence {
                 self.release(frame, memory, is_acked);
             } else if let Retained::Slice { slice } = &frame {

@@ -137,14 +137,13 @@ impl Shard {
             counted.held = view.held.get(&(id.0, segment.0)).copied().unwrap_or(0);
             in_kernel += counted.in_kernel;
             held += counted.held;
-            let places = |state: &SegmentState| {
-                (state.is_builder, state.queued, state.in_kernel, state.held, state.unacked)
-            };
+            let places =
+                |of: &SegmentState| (of.is_builder, of.queued, of.in_kernel, of.held, of.lent, of.unacked);
             let (found, needed) = (places(state), places(counted));
             ensure!(
                 found == needed,
                 "slices of a segment are where they are counted",
-                "partition {id}, segment {segment}: (builder, queued, in kernel, held, unacked) is {found:?}, \
+                "partition {id}, segment {segment}: (builder, queued, in kernel, held, lent, unacked) is {found:?}, \
                  counted {needed:?}"
             );
         }
@@ -262,7 +261,8 @@ impl Shard {
 
     fn check_debloating(&self, id: GateId, gate: &Gate) -> Result<(), Violation> {
         let Some(state) = &gate.debloating else { return Ok(()) };
-        let buffered: u64 = gate.channels.iter().map(|channel| channel.counts.bytes - channel.consumed).sum();
+        let governed = gate.channels.iter().filter(|channel| channel.lent.is_none());
+        let buffered: u64 = governed.map(|channel| channel.counts.bytes - channel.consumed).sum();
         ensure!(
             state.core.buffered() == buffered,
             "what can be consumed is counted",
@@ -303,7 +303,7 @@ impl Shard {
         if !channel.is_connected() {
             return Ok(());
         }
-        let ready = gate.pool.ready(key.channel);
+        let ready = gate.ready(key.channel);
         let granted = channel.opened + u64::from(ready);
         ensure!(
             granted >= channel.announced.limit,
@@ -326,13 +326,13 @@ impl Shard {
         let is_told = channel.told_buffer_bytes == Some(gate.buffer_bytes());
         ensure!(due == channel.is_size_due, "due BufferSizes are listed", "{key:?}: listed {due}");
         ensure!(
-            due || is_told || channel.state != ReceiveState::Open,
+            due || is_told || channel.state != ReceiveState::Open || channel.lent.is_some(),
             "what is wanted is told",
             "{key:?}: wanted {}, told {:?}",
             gate.buffer_bytes(),
             channel.told_buffer_bytes
         );
-        let segments = gate.pool.used(key.channel) as usize;
+        let segments = gate.used(key.channel) as usize;
         let events = channel.pending.iter().filter(|item| matches!(item, Pending::Event(_))).count();
         ensure!(
             channel.pending.len() <= segments + 2 * events,
@@ -389,7 +389,10 @@ fn count_slices(subpartition: &Subpartition, counted: &mut [SegmentState]) {
     let sent = subpartition.sent_sequence.saturating_sub(subpartition.retained_base) as usize;
     for frame in subpartition.retained.iter().take(sent) {
         if let Retained::Slice { slice } = frame {
-            at(slice.segment, |state| state.unacked += 1);
+            match subpartition.lending {
+                Some(_) => at(slice.segment, |state| state.lent += 1),
+                None => at(slice.segment, |state| state.unacked += 1),
+            }
         }
     }
 }
@@ -485,6 +488,15 @@ fn check_subpartition(key: SendKey, subpartition: &Subpartition) -> Result<(), V
         "{key:?}: {sent_bytes}, counted {}",
         subpartition.unacked_bytes
     );
+    if let Some(lending) = subpartition.lending {
+        let lent =
+            subpartition.retained.iter().filter(|frame| matches!(frame, Retained::Slice { .. })).count();
+        ensure!(
+            lent == lending.count as usize && lending.count <= lending.most,
+            "slices that are lent are counted",
+            "{key:?}: {lent}, {lending:?}"
+        );
+    }
     let unmerged = subpartition.queue.iter().zip(subpartition.queue.iter().skip(1)).any(|pair| {
         matches!(pair, (Item::Slice(first), Item::Slice(second))
             if first.segment == second.segment && first.offset + first.bytes == second.offset)
@@ -503,7 +515,9 @@ fn check_channel(
     for item in &channel.pending {
         if let Pending::Slice { segment, bytes, .. } = item {
             pending_bytes += u64::from(*bytes);
-            if let Some(count) = waiting.get_mut(segment.0 as usize) {
+            if channel.lent.is_none()
+                && let Some(count) = waiting.get_mut(segment.0 as usize)
+            {
                 *count += u64::from(*bytes);
             }
         }
@@ -522,6 +536,14 @@ fn check_channel(
         channel.delivered,
         channel.consumed
     );
+    if let Some(lent) = &channel.lent {
+        let (held, out) = (channel.delivered - channel.consumed, channel.counts.bytes - channel.consumed);
+        ensure!(
+            lent.count() <= lent.window() && lent.held_bytes() == held && lent.bytes() == out,
+            "what is lent waits, is held, or came back",
+            "{key:?}: {lent:?}, {held} held, {out} did not come back"
+        );
+    }
     ensure!(
         channel.events_consumed <= channel.events_handed
             && channel.events_handed <= channel.events_arrived

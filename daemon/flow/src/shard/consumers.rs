@@ -83,7 +83,7 @@ impl Shard {
     pub(super) fn tell_limit(&mut self, key: ReceiveKey, now: Time) {
         let Self { limits, gates, links, delayed, .. } = self;
         let Some(gate) = gates.get_mut(key.gate) else { return };
-        let ready = gate.pool.ready(key.channel);
+        let ready = gate.ready(key.channel);
         let Some(channel) = gate.channel_mut(key.channel) else { return };
         channel.note_room(ready, limits.event_window, now);
         if channel.is_limit_due || !channel.is_connected() {

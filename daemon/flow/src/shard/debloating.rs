@@ -72,7 +72,8 @@ impl Shard {
         let wanted = gate.buffer_bytes();
         let Some(channel) = gate.channel_mut(key.channel) else { return };
         let is_told = channel.told_buffer_bytes == Some(wanted);
-        if is_told || channel.is_size_due || channel.state != ReceiveState::Open {
+        let is_governed = channel.lent.is_none() && channel.state == ReceiveState::Open;
+        if is_told || channel.is_size_due || !is_governed {
             return;
         }
         let Some((link_id, _)) = channel.channel else { return };

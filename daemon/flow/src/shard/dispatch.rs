@@ -193,7 +193,10 @@ impl Shard {
             Message::Limit { limit, .. } => self.handle_limit(link, key, &limit, now),
             Message::BufferSize { bytes, .. } => self.handle_buffer_size(key, bytes, now),
             Message::EndAck { .. } => self.handle_end_ack(key, now),
-            Message::Cancel { cancel, .. } => Err(self.cancelled(link, key, &cancel)),
+            Message::Cancel { cancel, .. } => {
+                self.take_lent_back(key);
+                Err(self.cancelled(link, key, &cancel))
+            }
             Message::Resume { resume, .. } => self.handle_resume(link, key, &resume, now),
             _ => Ok(()),
         };

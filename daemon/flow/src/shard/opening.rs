@@ -89,9 +89,10 @@ impl Shard {
             Err(failure) => return self.fail_receiver(key, failure, false, now),
         };
         let event_window = self.limits.event_window;
+        let is_local = self.links.get(link).is_some_and(|link| link.spec.is_local);
         let Some(state) = self.gates.get_mut(gate) else { return };
-        state.pool.open(channel);
-        let ready = state.pool.ready(channel);
+        state.open_channel(channel, is_local);
+        let ready = state.ready(channel);
         let spec = state.spec.clone();
         let Some(channel) = state.channel_mut(channel) else { return };
         channel.state = requested;
@@ -204,12 +205,16 @@ impl Shard {
     }
 
     fn accept(&mut self, link: LinkId, index: ChannelIndex, key: SendKey, open: &OpenChannel, now: Time) {
+        let is_local = self.links.get(link).is_some_and(|link| link.spec.is_local);
         let Some(partition) = self.partitions.get_mut(key.partition) else { return };
-        let incarnation = partition.spec.incarnation;
+        let (incarnation, quota) = (partition.spec.incarnation, partition.spec.pool.quota);
         let Some((subpartition, _)) = partition.split(key.subpartition) else { return };
         let Ok(state) = subpartition.state.on(SendEvent::Accepted) else { return };
         subpartition.state = state;
         subpartition.channel = Some((link, index));
+        if is_local {
+            subpartition.begin_lending(quota);
+        }
         subpartition.packing.handle_limit(open.limit);
         subpartition.event_limit = open.event_limit;
         let backlog = subpartition.packing.backlog();

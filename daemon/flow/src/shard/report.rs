@@ -43,9 +43,10 @@ impl Shard {
         self.gates.table.iter().map(move |(_, gate)| gate_stats(gate, self.limits.segment_bytes, now))
     }
 
-    /// All links.
+    /// All links but those inside this node.
     pub fn links(&self) -> impl Iterator<Item = LinkStats> {
-        self.links.table.iter().map(|(id, link)| LinkStats {
+        let linked = self.links.table.iter().filter(|(_, link)| !link.spec.is_local);
+        linked.map(|(id, link)| LinkStats {
             link: LinkId(id),
             peer: link.spec.peer.clone(),
             peer_shard: link.spec.peer_shard,
@@ -109,7 +110,7 @@ impl Shard {
     fn receiving_stats(&self, gate: &Gate, index: usize, channel: &Channel) -> ChannelStats {
         let spec = &gate.spec;
         let link = channel.channel.map(|(link, _)| link);
-        let ready = gate.pool.ready(index as u32);
+        let ready = if channel.is_connected() { gate.ready(index as u32) } else { 0 };
         ChannelStats {
             side: Side::Receive,
             exchange: spec.exchange.clone(),
@@ -129,7 +130,7 @@ impl Shard {
             acked_bytes: 0,
             consumed_bytes: channel.consumed,
             receiver_ready: ready,
-            receiver_held: gate.pool.used(index as u32),
+            receiver_held: gate.used(index as u32),
             bytes_total: channel.counts.bytes,
             buffers_total: channel.counts.buffers,
             records_total: channel.counts.records,

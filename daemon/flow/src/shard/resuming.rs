@@ -196,7 +196,7 @@ impl Shard {
         while out.bytes < end {
             let Some(key) = state.resumes.pop_front() else { return };
             let Some(gate) = gates.get_mut(key.gate) else { continue };
-            let ready = gate.pool.ready(key.channel);
+            let ready = gate.ready(key.channel);
             let Some(channel) = gate.channel_mut(key.channel) else { continue };
             let Some((_, index)) = channel.channel.filter(|_| channel.is_connected()) else { continue };
             let limit = channel.limit(ready, limits.event_window, now);

@@ -236,6 +236,9 @@ impl Shard {
 
 /// The peer will have it, unless the socket is lost before: it is kept until the peer says so.
 fn commit_control(link: &mut Link, message: Option<Message>) {
+    if link.spec.is_local {
+        return;
+    }
     if let Some(message) = message.filter(|message| message.frame_type().happens_once()) {
         link.control_log.push(message);
     }

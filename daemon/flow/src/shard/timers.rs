@@ -22,7 +22,7 @@ impl Shard {
             self.delayed.pop_front();
             let Self { limits, gates, links, .. } = self;
             let Some(gate) = gates.get_mut(key.gate) else { continue };
-            let ready = gate.pool.ready(key.channel);
+            let ready = gate.ready(key.channel);
             let Some(channel) = gate.channel_mut(key.channel) else { continue };
             channel.is_limit_delayed = false;
             let urgency = channel.urgency(ready, limits.event_window, limits.segment_bytes);
@@ -46,7 +46,7 @@ impl Shard {
     fn look_at_links(&mut self, now: Time) {
         let Self { limits, links, notices, .. } = self;
         for (id, link) in links.table.iter_mut() {
-            if !link.has_socket() || link.is_timed_out {
+            if !link.has_socket() || link.is_timed_out || link.spec.is_local {
                 continue;
             }
             let silent_ns = now.since_ns(link.last_received);
@@ -76,7 +76,9 @@ impl Shard {
         *link_deadline = links
             .table
             .iter()
-            .filter(|(_, link)| link.is_open() && !(link.has_socket() && link.is_timed_out))
+            .filter(|(_, link)| {
+                !link.spec.is_local && link.is_open() && !(link.has_socket() && link.is_timed_out)
+            })
             .map(|(_, link)| {
                 if !link.has_socket() {
                     return (link.last_heard.after_ns(link.grace_ns(limits.link_grace_ns)), "link grace");

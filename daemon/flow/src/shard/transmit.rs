@@ -53,7 +53,7 @@ impl Shard {
         while out.bytes < end {
             let Some(key) = state.limits.pop_front() else { return };
             let Some(gate) = gates.get_mut(key.gate) else { continue };
-            let ready = gate.pool.ready(key.channel);
+            let ready = gate.ready(key.channel);
             let Some(channel) = gate.channel_mut(key.channel) else { continue };
             channel.is_limit_due = false;
             let Some((_, index)) = channel.channel.filter(|_| channel.is_connected()) else { continue };

@@ -78,6 +78,10 @@ pub struct LinkSpec {
     /// The peer's [`Limits::link_grace_ns`](crate::limits::Limits::link_grace_ns), as it said: if it waits less than
     /// this node for another socket, so does this node.
     pub peer_grace_ns: u64,
+    /// Both ends are shards of this node, or one and the same: what is planned for it is handed to the other end with
+    /// [`Shard::handle_passed`](crate::shard::Shard::handle_passed), and data is named instead of carried. Such a link has
+    /// no socket that could be lost, asks for no sign of life, and is not told of among [`links`](crate::shard::Shard::links).
+    pub is_local: bool,
 }
 
 /// What a producer's client hands over. All of it is a claim and checked here.
@@ -124,6 +128,20 @@ pub enum Delivery {
         /// Channel inside the gate: the producer index; 0 for `forward`.
         channel: u32,
         /// The segment.
+        segment: SegmentIndex,
+        /// First byte, counted from the start of the segment.
+        offset: u32,
+        /// Length, at least 1.
+        bytes: u32,
+        /// Records that end in it, as the producer's client says.
+        records: u32,
+    },
+    /// Bytes in the send region of the channel's producer, which is on this node. Given back like those in a receive
+    /// segment, with [`Shard::handle_lent_given_back`](crate::shard::Shard::handle_lent_given_back).
+    Lent {
+        /// Channel inside the gate.
+        channel: u32,
+        /// The segment of the producer's region.
         segment: SegmentIndex,
         /// First byte, counted from the start of the segment.
         offset: u32,

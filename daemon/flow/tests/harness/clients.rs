@@ -353,6 +353,7 @@ impl Consumer {
                     self.check_bytes(at, &held, trust);
                     self.held.push(held);
                 }
+                Delivery::Lent { .. } => panic!("{delivery:?} over a link that carries bytes"),
                 Delivery::Event { channel, payload, .. } => {
                     self.got[channel as usize].extend(name(&payload).map(Carried::Event));
                     self.events.push(channel);

@@ -70,7 +70,7 @@ pub fn gate_spec(shape: Shape, consumer: u32, segments: u32, exclusive: u32) -> 
 }
 
 pub fn link_spec(peer: &str) -> LinkSpec {
-    LinkSpec { peer: peer.parse().unwrap(), peer_shard: 0, peer_grace_ns: u64::MAX }
+    LinkSpec { peer: peer.parse().unwrap(), peer_shard: 0, peer_grace_ns: u64::MAX, is_local: false }
 }
 
 pub fn data(subpartition: u32, segment: u32, offset: u32, bytes: u32, last: bool) -> Submission {

@@ -210,7 +210,7 @@ pub enum ResponseBody {
         /// Bytes of a segment.
         segment_bytes: u32,
     },
-    /// A gate was made. Descriptors: rings, region.
+    /// A gate was made. Descriptors: rings, region, and the socket on which regions of producers come ([`LentRegion`]).
     Gate {
         /// Its ring, by which it is named from now on.
         ring: u32,
@@ -246,4 +246,12 @@ pub enum ResponseBody {
         /// One line: why.
         text: String,
     },
+}
+
+/// On the region socket of a gate: a producer's region to be read, with its descriptor. It comes before the first slice of
+/// the channel; of several for one producer the last one holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LentRegion {
+    /// Which producer of the exchange.
+    pub producer: u32,
 }

@@ -17,7 +17,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{Request, Response};
+use super::message::{LentRegion, Request, Response};
 use super::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
 
 /// Most characters of what is wrong with a message.
@@ -179,6 +179,48 @@ pub fn receive_response(connection: impl AsFd) -> Result<(Response, Vec<OwnedFd>
         }
     }
     Ok((response, descriptors))
+}
+
+/// The region socket of a gate: the daemon's end, and the client's. Neither blocks.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn region_pair() -> Result<(OwnedFd, OwnedFd), AttachError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(AttachError::os("socketpair"))
+}
+
+/// Sends a producer's region to the client of a gate, for reading.
+///
+/// # Errors
+/// See [`AttachError`].
+pub fn send_region(
+    socket: impl AsFd,
+    region: &LentRegion,
+    descriptor: BorrowedFd<'_>,
+) -> Result<(), AttachError> {
+    send(socket.as_fd(), region, &[descriptor])
+}
+
+/// Receives the next region.
+///
+/// # Errors
+/// See [`AttachError`]: [`AttachError::WouldBlock`] if there is none.
+pub fn receive_region(socket: impl AsFd) -> Result<(LentRegion, OwnedFd), AttachError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let region = receive(socket.as_fd(), &mut control)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            descriptors.extend(fds);
+        }
+    }
+    match <[OwnedFd; 1]>::try_from(descriptors) {
+        Ok([descriptor]) => Ok((region, descriptor)),
+        Err(found) => Err(AttachError::Malformed(format!("{} descriptors; needed: 1", found.len()))),
+    }
 }
 
 fn send(

@@ -107,16 +107,17 @@ fn every_field_of_a_return_is_checked() {
 fn every_field_of_a_delivery_is_checked() {
     let data = DeliverEntry::Data { channel: 2, segment: 9, offset: 64, bytes: 100, records: 3 }.encode();
     let event = DeliverEntry::Event { channel: 0, slot: 0, bytes: 1024, priority: false }.encode();
+    let lent = DeliverEntry::Lent { channel: 2, segment: 9, offset: 64, bytes: 100, records: 3 }.encode();
     let end = DeliverEntry::End { channel: 1 }.encode();
     let failed = DeliverEntry::Failed { channel: 1, code: 2 }.encode();
-    for good in [data, event, end, failed] {
+    for good in [data, event, end, failed, lent] {
         DeliverEntry::decode(good, &GATE).expect("the entry that the lies start from");
     }
     let lie = |what, entry, field, found| Lie { what, entry, field, found };
     check(
         &[
             lie("no kind", [0; 4], "deliver.kind", 0),
-            lie("kind of no delivery", [5, 0, 0, 0], "deliver.kind", 5),
+            lie("kind of no delivery", [6, 0, 0, 0], "deliver.kind", 6),
             lie("data with a flag", with(data, 0, 2 << 8), "deliver.flags", 2),
             lie("event with an unknown flag", with(event, 0, 1 << 8), "deliver.flags", 1),
             lie("end with a flag", with(end, 0, 2 << 8), "deliver.flags", 2),
@@ -132,6 +133,10 @@ fn every_field_of_a_delivery_is_checked() {
             lie("data of no channel", with(data, 0, 3 * HIGH), "deliver.channel", 3),
             lie("failure of no channel", with(failed, 0, 2 * HIGH), "deliver.channel", 3),
             lie("data in no segment", with(data, 1, 10), "deliver.segment", 11),
+            lie("lent with a flag", with(lent, 0, 1 << 8), "deliver.flags", 1),
+            lie("lent of no channel", with(lent, 0, HIGH), "deliver.channel", 3),
+            lie("lent with word 3", with(lent, 3, 1), "deliver.unused", 1),
+            lie("lent in no segment", with(lent, 1, 1 << 20), "deliver.segment", (1 << 20) + 9),
             lie("event in no slot", with(event, 1, 64), "deliver.slot", 64),
             lie("event too long", with(event, 2, 1), "deliver.event_bytes", 1025),
             lie("failed with a long code", with(failed, 1, 0x1_0000), "deliver.code", 0x1_0002),
@@ -144,7 +149,8 @@ fn every_field_of_a_delivery_is_checked() {
 fn every_field_of_a_give_back_is_checked() {
     let data = GiveBackEntry::Data { segment: 9, bytes: 100 }.encode();
     let event = GiveBackEntry::Event { channel: 2, slot: 63 }.encode();
-    for good in [data, event] {
+    let lent = GiveBackEntry::Lent { channel: 2, segment: 9, bytes: 100 }.encode();
+    for good in [data, event, lent] {
         GiveBackEntry::decode(good, &GATE).expect("the entry that the lies start from");
     }
     let lie = |what, entry, field, found| Lie { what, entry, field, found };
@@ -161,6 +167,10 @@ fn every_field_of_a_give_back_is_checked() {
             lie("event with bits beside its slot", with(event, 1, HIGH), "give_back.unused", 1),
             lie("event with word 2", with(event, 2, 9), "give_back.unused", 9),
             lie("data in no segment", with(data, 1, 10), "give_back.segment", 11),
+            lie("lent with a flag", with(lent, 0, 1 << 8), "give_back.flags", 1),
+            lie("lent of no channel", with(lent, 0, HIGH), "give_back.channel", 3),
+            lie("lent with word 2", with(lent, 2, 1), "give_back.unused", 1),
+            lie("lent in no segment", with(lent, 1, 1 << 20), "give_back.segment", (1 << 20) + 9),
             lie("event of no channel", with(event, 0, HIGH), "give_back.channel", 3),
             lie("event in no slot", with(event, 1, 64), "give_back.slot", 127),
         ],
@@ -193,6 +203,7 @@ fn entries_come_back_as_they_went_in() {
     }
     for entry in [
         DeliverEntry::Data { channel: 2, segment: 9, offset: most, bytes: most, records: most },
+        DeliverEntry::Lent { channel: 2, segment: (1 << 20) - 1, offset: most, bytes: most, records: most },
         DeliverEntry::Event { channel: 2, slot: 63, bytes: 1024, priority: true },
         DeliverEntry::Event { channel: 0, slot: 0, bytes: 0, priority: false },
         DeliverEntry::End { channel: 2 },
@@ -200,9 +211,11 @@ fn entries_come_back_as_they_went_in() {
     ] {
         assert_eq!(DeliverEntry::decode(entry.encode(), &GATE), Ok(entry));
     }
-    for entry in
-        [GiveBackEntry::Data { segment: 9, bytes: most }, GiveBackEntry::Event { channel: 2, slot: 63 }]
-    {
+    for entry in [
+        GiveBackEntry::Data { segment: 9, bytes: most },
+        GiveBackEntry::Lent { channel: 2, segment: (1 << 20) - 1, bytes: most },
+        GiveBackEntry::Event { channel: 2, slot: 63 },
+    ] {
         assert_eq!(GiveBackEntry::decode(entry.encode(), &GATE), Ok(entry));
     }
 }

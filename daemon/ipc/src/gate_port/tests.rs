@@ -386,6 +386,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (0_u32..3, 0_u32..10, any::<[u32; 3]>()).prop_map(|(channel, segment, [offset, bytes, records])| {
             Operation::Push(Delivered::Data { channel, segment, offset, bytes, records })
         }),
+        2 => (0_u32..3, 0_u32..999, any::<[u32; 3]>()).prop_map(|(channel, segment, [offset, bytes, records])| {
+            Operation::Push(Delivered::Lent { channel, segment, offset, bytes, records })
+        }),
         2 => (0_u32..3, payload()).prop_map(|(channel, payload)| {
             Operation::Push(Delivered::Event { channel, payload, priority: false })
         }),
@@ -422,14 +425,15 @@ impl Oracle {
     fn takes(&self, delivered: &Delivered) -> bool {
         self.has_ring_room()
             && match delivered {
-                Delivered::Data { .. } => self.outstanding < CAPACITY - 64,
+                Delivered::Data { .. } | Delivered::Lent { .. } => self.outstanding < CAPACITY - 64,
                 Delivered::Event { .. } => self.slots < 48,
                 Delivered::End { .. } | Delivered::Failed { .. } => true,
             }
     }
 
     fn push(&mut self, lane: usize, delivered: Delivered) {
-        self.outstanding += usize::from(matches!(delivered, Delivered::Data { .. }));
+        let is_slice = matches!(delivered, Delivered::Data { .. } | Delivered::Lent { .. });
+        self.outstanding += usize::from(is_slice);
         self.slots += usize::from(matches!(delivered, Delivered::Event { .. }));
         self.hidden[lane].push_back(delivered);
     }
@@ -438,6 +442,9 @@ impl Oracle {
         let delivered = self.visible[1].pop_front().or_else(|| self.visible[0].pop_front())?;
         match delivered {
             Delivered::Data { segment, bytes, .. } => self.held.push(GivenBack::Data { segment, bytes }),
+            Delivered::Lent { channel, segment, bytes, .. } => {
+                self.held.push(GivenBack::Lent { channel, segment, bytes });
+            }
             Delivered::Event { channel, .. } => self.held.push(GivenBack::Event { channel }),
             _ => {}
         }
@@ -447,7 +454,7 @@ impl Oracle {
     fn take_back(&mut self) -> Option<GivenBack> {
         let given = self.given[1].pop_front()?;
         match given {
-            GivenBack::Data { .. } => self.outstanding -= 1,
+            GivenBack::Data { .. } | GivenBack::Lent { .. } => self.outstanding -= 1,
             GivenBack::Event { .. } => self.slots -= 1,
         }
         Some(given)
@@ -492,6 +499,9 @@ proptest! {
                     let given = oracle.held.swap_remove(index.index(oracle.held.len()));
                     let result = match given {
                         GivenBack::Data { segment, bytes } => pair.port.give_back_data(segment, bytes),
+                        GivenBack::Lent { channel, segment, bytes } => {
+                            pair.port.give_back_lent(channel, segment, bytes)
+                        }
                         GivenBack::Event { channel } => pair.port.give_back_event(channel),
                     };
                     prop_assert_eq!(result, Ok(()));

@@ -77,6 +77,6 @@ fn the_header_says_what_it_is() {
     let header = PartitionLayout { segments: 64, subpartitions: 4 }.places().unwrap().header;
     let [magic, version, bytes, first, second] = header.words();
     assert_eq!(magic.to_le_bytes(), *b"WEIR-IPC");
-    assert_eq!(version, 2 | 1 << 32);
+    assert_eq!(version, 3 | 1 << 32);
     assert_eq!((bytes, first, second), (header.bytes as u64, 64, 4));
 }

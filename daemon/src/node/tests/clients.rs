@@ -1,11 +1,15 @@
 //! What honest clients ask for and get.
 
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::FailureCode;
 use weir_flow::ids::{ConsumerIndex, ProducerIndex};
+use weir_ipc::attach::message::LentRegion;
+use weir_ipc::attach::socket;
 
 use super::*;
-use crate::shard::mailbox::{LinkKey, RingKey};
+use crate::shard::mailbox::RingKey;
 
 const SHAPE: Shape =
     Shape { producers: 1, consumers: 2, strategy: Strategy::Rebalance, segment_bytes: 4096, checksum: false };
@@ -141,35 +145,40 @@ async fn a_gate_waits_for_its_first_producer_while_others_are_served() {
         checksum: false,
     };
     assert_eq!(body, needed);
-    assert_eq!(descriptors.len(), 2);
+    assert_eq!(descriptors.len(), 3);
 
-    // The consumer's shard: its gate, then the link, then the channel over it. The first client was placed on shard 0.
+    // The consumer's shard: its gate, then the channel. The first client was placed on shard 0.
     let shard = &mut node.shards[0];
     assert!(matches!(shard.next().await, ToShard::AddAttachment { .. }));
     let ToShard::AddGate { key: gate, spec, .. } = shard.next().await else { panic!("no gate") };
     assert_eq!((spec.consumer, spec.shape, spec.exclusive), (ConsumerIndex(0), SHAPE, 2));
-    let ToShard::AddLink { key: near, socket: near_socket, .. } = shard.next().await else {
-        panic!("no link")
+    let ToShard::ConnectLocal { key, life, shard: producers } = shard.next().await else {
+        panic!("no channel")
     };
-    assert_eq!(near, LinkKey { peer: name("a"), local_shard: 0, peer_shard: 1, dialled: true });
-    let ToShard::ConnectProducer { key, life, link } = shard.next().await else { panic!("no channel") };
-    assert_eq!((key, life.producer, link), (gate, ProducerIndex(0), near));
+    assert_eq!((key, life.producer, producers), (gate, ProducerIndex(0), 1));
     assert_ne!(life.incarnation.0, 0, "bound to the life that the catalog knows");
 
-    // The producer's shard has the other end of the same connection.
+    // The consumer has the producer's region, and can only read it.
+    let (region, file) = socket::receive_region(&descriptors[2]).unwrap();
+    assert_eq!(region, LentRegion { producer: 0 });
+    assert_eq!(rustix::fs::fcntl_getfl(&file).unwrap() & OFlags::RWMODE, OFlags::RDONLY);
+    let punched =
+        rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096);
+    assert_eq!(punched, Err(Errno::BADF), "nor take anything from it");
+    assert!(rustix::fs::fstat(&file).unwrap().st_size > 0);
+
+    // The producer's shard hears of its client only.
     let shard = &mut node.shards[1];
     assert!(matches!(shard.next().await, ToShard::AddAttachment { .. }));
     assert!(matches!(shard.next().await, ToShard::AddPartition { .. }));
-    let ToShard::AddLink { key: far, socket: far_socket, .. } = shard.next().await else { panic!("no link") };
-    assert_eq!(far, LinkKey { peer: name("a"), local_shard: 1, peer_shard: 0, dialled: false });
-    assert_connected(near_socket, far_socket);
+    assert!(shard.is_quiet(&node.handle).await);
 }
 
 /// Shards need sockets that wait: the ring takes EAGAIN for an error.
 pub(super) fn assert_connected(one: OwnedFd, other: OwnedFd) {
     for socket in [&one, &other] {
         let flags = rustix::fs::fcntl_getfl(socket).unwrap();
-        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+        assert!(!flags.contains(OFlags::NONBLOCK));
     }
     rustix::io::write(&one, b"over the link").unwrap();
     let mut bytes = [0_u8; 32];
@@ -178,11 +187,13 @@ pub(super) fn assert_connected(one: OwnedFd, other: OwnedFd) {
 }
 
 #[tokio::test]
-async fn both_ends_on_one_shard_get_both_ends_of_one_link() {
+async fn a_region_that_cannot_be_lent_is_no_obstacle_both_ends_get_a_link() {
     let mut node = TestNode::start(options("a"), 1);
     let mut client = node.client().await;
+    // It has thrown away the socket on which regions come, when its producer is there.
+    let (strategy, checksum) = (Some("rebalance".to_owned()), Some(false));
+    client.gate(CreateGate { producers: Some(1), strategy, checksum, ..consumer("x") }).await;
     client.partition(producer("x")).await;
-    client.gate(consumer("x")).await;
     let shard = &mut node.shards[0];
     let mut ends = Vec::new();
     while ends.len() < 2 {
@@ -314,7 +325,7 @@ async fn a_client_that_dies_gives_everything_back_and_waits_for_nothing() {
         let (closed, failure) = loop {
             match node.shards[0].next().await {
                 ToShard::CloseRing { key, failure } => break (key, failure.unwrap()),
-                ToShard::AddLink { .. } | ToShard::ConnectProducer { .. } => {}
+                ToShard::AddLink { .. } | ToShard::ConnectProducer { .. } | ToShard::ConnectLocal { .. } => {}
                 other => panic!("not closed but {}", kind(&other)),
             }
         };

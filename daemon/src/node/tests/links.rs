@@ -293,10 +293,11 @@ async fn a_link_that_its_shard_gives_up_is_dialled_no_more() {
 #[tokio::test]
 async fn a_link_of_a_node_to_itself_gets_both_ends_of_another_connection_or_neither() {
     let mut node = TestNode::start(options("a"), 2);
-    let mut source = node.client().await;
+    let (mut source, mut sink) = (node.client().await, node.client().await);
+    // It has thrown away the socket on which the producer's region would come, so that they need a link.
+    let (strategy, checksum) = (Some("rebalance".to_owned()), Some(false));
+    sink.gate(CreateGate { producers: Some(1), strategy, checksum, ..consumer("x") }).await;
     source.partition(producer("x")).await;
-    let mut sink = node.client().await;
-    sink.gate(consumer("x")).await;
     let mut keys = Vec::new();
     for shard in &mut node.shards {
         keys.push(loop {

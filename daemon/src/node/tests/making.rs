@@ -264,7 +264,11 @@ async fn a_gate_is_connected_when_its_memory_is_there_and_to_who_is_there_then()
     producing.partition(producer("x")).await;
     let mut lives = Vec::new();
     while let Ok(mail) = node.shards[0].mail.try_recv() {
-        assert!(!matches!(mail, ToShard::ConnectProducer { .. } | ToShard::AddGate { .. }));
+        let is_late = matches!(
+            mail,
+            ToShard::ConnectProducer { .. } | ToShard::ConnectLocal { .. } | ToShard::AddGate { .. }
+        );
+        assert!(!is_late, "{}", kind(&mail));
         if let ToShard::AddPartition { spec, .. } = mail {
             lives.push(spec.incarnation);
         }
@@ -276,7 +280,7 @@ async fn a_gate_is_connected_when_its_memory_is_there_and_to_who_is_there_then()
         match node.shards[0].next().await {
             ToShard::AddGate { .. } => has_gate = true,
             ToShard::AddPartition { spec, .. } => lives.push(spec.incarnation),
-            ToShard::ConnectProducer { life, .. } => break life,
+            ToShard::ConnectProducer { life, .. } | ToShard::ConnectLocal { life, .. } => break life,
             _ => {}
         }
     };

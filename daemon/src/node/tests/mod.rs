@@ -154,6 +154,8 @@ fn kind(mail: &ToShard) -> &'static str {
         ToShard::AddPartition { .. } => "AddPartition",
         ToShard::AddGate { .. } => "AddGate",
         ToShard::ConnectProducer { .. } => "ConnectProducer",
+        ToShard::ConnectLocal { .. } => "ConnectLocal",
+        ToShard::Passed { .. } => "Passed",
         ToShard::CloseRing { .. } => "CloseRing",
         ToShard::DropAttachment { .. } => "DropAttachment",
         ToShard::Snapshot { .. } => "Snapshot",

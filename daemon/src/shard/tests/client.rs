@@ -115,6 +115,7 @@ impl Consumer {
                         .extend_from_slice(self.memory.slice(at, bytes as usize).expect("in the region"));
                     self.held.push((segment, bytes));
                 }
+                Delivered::Lent { .. } => panic!("{delivered:?} over a link"),
                 Delivered::End { .. } => self.has_ended = true,
                 Delivered::Failed { channel, code, .. } => {
                     self.failed.push(channel);

@@ -46,7 +46,9 @@ impl Side {
         let (sender, inbox) = mailbox(number).expect("a mailbox");
         let (to_node, reports) = unbounded_channel();
         let options = ShardOptions {
+            node: "a".parse().unwrap(),
             shard: number,
+            shards: Vec::new(),
             limits,
             ring_level: "none: a test".to_owned(),
             spin: std::time::Duration::ZERO,

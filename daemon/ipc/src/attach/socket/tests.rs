@@ -313,3 +313,24 @@ fn what_is_wrong_with_a_message_is_one_short_line_whatever_it_quotes() {
     assert!(text.starts_with("unknown variant") && text.chars().count() <= 200, "{text}");
     assert!(!text.contains(char::is_control), "{text:?}");
 }
+
+#[test]
+fn a_region_comes_with_its_descriptor_and_nothing_waits_for_one() {
+    let (daemon, client) = region_pair().unwrap();
+    assert_eq!(receive_region(&client).map(drop), Err(AttachError::WouldBlock));
+    let file = File::open("/dev/null").unwrap();
+    for producer in [3, 4] {
+        send_region(&daemon, &LentRegion { producer }, file.as_fd()).unwrap();
+    }
+    for producer in [3, 4] {
+        let (region, descriptor) = receive_region(&client).unwrap();
+        assert_eq!(region, LentRegion { producer });
+        let (found, needed) = (rustix::fs::fstat(&descriptor).unwrap(), rustix::fs::fstat(&file).unwrap());
+        assert_eq!((found.st_dev, found.st_ino), (needed.st_dev, needed.st_ino));
+    }
+    drop(daemon);
+    assert_eq!(receive_region(&client).map(drop), Err(AttachError::Closed));
+    let (daemon, client) = region_pair().unwrap();
+    drop(client);
+    assert_eq!(send_region(&daemon, &LentRegion { producer: 0 }, file.as_fd()), Err(AttachError::Closed));
+}
