@@ -134,13 +134,15 @@ fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
     let mut case = Case::new(format!(
         "debloat: {CHANNELS} channels to a consumer that takes all it can, records of {record_bytes} B"
     ));
-    let ratios = |value: fn(&Window) -> f64| {
-        rounds.iter().map(move |[with, without]| value(with) / value(without))
-    };
+    let ratios =
+        |value: fn(&Window) -> f64| rounds.iter().map(move |[with, without]| value(with) / value(without));
     case.figure("throughput_with_over_without", ratios(Window::gigabytes_per_second));
     case.figure("cpu_per_gigabyte_with_over_without", ratios(Window::cpu_seconds_per_gigabyte));
     case.figure("with_gigabytes_per_second", rounds.iter().map(|[with, _]| with.gigabytes_per_second()));
-    case.figure("without_gigabytes_per_second", rounds.iter().map(|[_, without]| without.gigabytes_per_second()));
+    case.figure(
+        "without_gigabytes_per_second",
+        rounds.iter().map(|[_, without]| without.gigabytes_per_second()),
+    );
     case.figure("foreign_cores", rounds.iter().flatten().map(|window| window.foreign_cores));
     Ok(case)
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Settings, debloat, hash_skew, idle, isolation, latency, local, peers, priority, probes, rebalance, resume, scale,
-    scrape, selection, throughput, trickle, zero_copy,
+    Settings, debloat, hash_skew, idle, isolation, latency, local, peers, priority, probes, rebalance,
+    resume, scale, scrape, selection, throughput, trickle, zero_copy,
 };
 use crate::report::Case;
 

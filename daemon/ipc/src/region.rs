@@ -59,10 +59,10 @@ impl SendMapping {
     pub fn slice_mut(&mut self, offset: u64, count: usize) -> Option<&mut [u8]> {
         let start = start(&self.mapping, offset, count)?;
         // SAFETY: `start + count` is at most the mapping's length, so the bytes are mapped and writable for as long as
-        // `self` is borrowed; the region is sealed against shrinking. This mapping is the only one of this process, and
-        // what it holds goes out by `self` alone, so nothing here has another reference to them. The daemon never touches a
-        // send region in user space; the kernel may read it at any time, which can at worst send bytes that the client was
-        // told not to change.
+        // `self` is borrowed; the region is sealed against shrinking. Of this mapping nothing else hands out references. A
+        // consumer of this node, maybe in this process, has a mapping of its own and reads in it what was submitted and not
+        // returned, which is not written again meanwhile. The daemon never touches a send region in user space; the kernel
+        // may read it at any time, which can at worst send bytes that the client was told not to change.
         Some(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_mut_ptr().add(start), count) })
     }
 
@@ -78,7 +78,7 @@ impl SendMapping {
     }
 }
 
-/// A receive region, mapped for reading.
+/// A receive region, or the send region of a producer on this node, mapped for reading.
 pub struct ReceiveMapping {
     mapping: MmapRaw,
 }
@@ -116,7 +116,8 @@ impl ReceiveMapping {
         // SAFETY: `start + count` is at most the mapping's length, so the bytes are mapped and readable for as long
         // as `self` is borrowed; the region is sealed against shrinking. This process maps it read-only. The daemon
         // writes a byte only before the delivery of its slice and after it was given back, and the caller keeps the
-        // bytes for no longer, as said above.
+        // bytes for no longer, as said above. In the region of a producer on this node the producer does, which is a process
+        // of the same user and keeps to the same rule; one that does not could as well write into this process by `ptrace`.
         Some(unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(start), count) })
     }
 }
