@@ -55,9 +55,26 @@ impl SegmentState {
     }
 }
 
+/// A segment that was never in use.
+const UNUSED: SegmentState = SegmentState {
+    owner: SubpartitionIndex(0),
+    fill: 0,
+    is_builder: false,
+    queued: 0,
+    in_kernel: 0,
+    held: 0,
+    lent: 0,
+    unacked: 0,
+    has_left: false,
+    is_returning: false,
+};
+
 /// All segments of a send region.
 #[derive(Debug)]
 pub(crate) struct Segments {
+    count: u32,
+    /// Those up to the last one that was ever in use. Clients take the first that is free, so that a partition which is
+    /// silent most of the time needs few of them.
     states: Vec<SegmentState>,
 }
 
@@ -74,27 +91,36 @@ pub(crate) struct Columns {
 
 impl Segments {
     pub(crate) fn new(count: u32) -> Self {
-        Self { states: (0..count).map(|_| SegmentState::default()).collect() }
+        Self { count, states: Vec::new() }
     }
 
-    pub(crate) fn len(&self) -> u32 {
-        self.states.len() as u32
+    pub(crate) const fn len(&self) -> u32 {
+        self.count
     }
 
     pub(crate) fn get(&self, segment: SegmentIndex) -> Option<&SegmentState> {
-        self.states.get(segment.0 as usize)
+        if segment.0 >= self.count {
+            return None;
+        }
+        Some(self.states.get(segment.0 as usize).unwrap_or(&UNUSED))
     }
 
+    /// A segment whose state is to change.
     pub(crate) fn get_mut(&mut self, segment: SegmentIndex) -> Option<&mut SegmentState> {
-        self.states.get_mut(segment.0 as usize)
+        let index = segment.0 as usize;
+        if segment.0 < self.count && index >= self.states.len() {
+            self.states.resize(index + 1, UNUSED);
+        }
+        self.states.get_mut(index)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &SegmentState)> {
-        self.states.iter().enumerate().map(|(index, state)| (SegmentIndex(index as u32), state))
+        (0..self.count).map(SegmentIndex).filter_map(|index| Some((index, self.get(index)?)))
     }
 
     pub(crate) fn columns(&self) -> Columns {
-        let mut columns = Columns::default();
+        let used = self.states.len() as u32;
+        let mut columns = Columns { free: self.count.saturating_sub(used), ..Columns::default() };
         for state in &self.states {
             let column = match state {
                 SegmentState { is_builder: true, .. } => &mut columns.builder,
@@ -123,5 +149,26 @@ impl Segments {
             ensure!(state.is_free() || state.fill > 0, "a segment in use has bytes", "{index}: {state:?}");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_that_were_never_in_use_are_free_and_take_no_memory() {
+        let mut segments = Segments::new(512);
+        assert_eq!((segments.len(), segments.states.capacity()), (512, 0));
+        assert!(segments.get(SegmentIndex(511)).is_some_and(SegmentState::is_free));
+        segments.get_mut(SegmentIndex(1)).unwrap().unacked = 1;
+        assert_eq!(segments.states.len(), 2);
+        assert_eq!(segments.columns(), Columns { unacked: 1, free: 511, ..Columns::default() });
+        assert_eq!(segments.iter().count(), 512);
+        for outside in [512, u32::MAX] {
+            assert!(segments.get(SegmentIndex(outside)).is_none());
+            assert!(segments.get_mut(SegmentIndex(outside)).is_none());
+        }
+        assert_eq!(segments.states.len(), 2);
     }
 }
