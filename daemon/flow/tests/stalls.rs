@@ -202,7 +202,7 @@ fn a_hundredth_of_a_wait_may_be_inexact() {
             lone.shard.handle_receive_age(lone.link, age);
         }
         lone.grant(0, u64::from(number) + 1, u64::from(number));
-        assert!(plan(lone));
+        assert_eq!(lone.data_frames().len(), 1);
         stats(lone).is_stall_approximate
     };
     assert!(wait(&mut lone, 0, 1_000, None));
