@@ -1,6 +1,6 @@
 //! How long messages are on their way: over Weir, and over what one would use in its place, with the same loops at both ends.
 //!
-//! [`transport`] is one message after the other over either; [`ping`] sends one there and back again; [`open_loop`] sends at
+//! `transport` is one message after the other over either; `ping` sends one there and back again; `open_loop` sends at
 //! fixed times, whether what was sent before has arrived or not.
 
 pub mod open_loop;

@@ -184,7 +184,7 @@ impl ZeroCopy {
         }
     }
 
-    /// Whether the next batch, of so many bytes, is sent without a copy. If so, [`Self::handle_sent`] gets the ticket.
+    /// Whether the next batch, of so many bytes, is sent without a copy. If so, [`Self::handle_ended`] gets the ticket.
     pub(crate) fn poll(&mut self, bytes: u32, now: Time) -> Option<Ticket> {
         if bytes < BATCH_BYTES_MIN {
             return None;
