@@ -55,7 +55,7 @@ impl Notes {
     /// Notes, and says at once, that something cannot be measured here.
     pub fn not_run(&self, what: impl Into<String>) {
         let what = what.into();
-        eprintln!("not run here: {what}");
+        eprintln!("not measured here: {what}");
         self.0.borrow_mut().not_run.push(what);
     }
 
