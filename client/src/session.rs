@@ -38,7 +38,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use weir_flow::ids::Time;
-use weir_flow::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_flow::limits::{SEGMENT_SIZE_NEEDED, is_segment_size};
 use weir_ipc::attach::ATTACH_VERSION;
 use weir_ipc::attach::message::{Request, RequestBody, Response, ResponseBody};
 use weir_ipc::attach::socket::{self, AttachError};
@@ -259,11 +259,10 @@ fn welcome(body: ResponseBody, descriptors: Vec<OwnedFd>) -> Result<(Node, Sessi
 
 /// A segment size that can be.
 pub(crate) fn check_segment_bytes(found: u32) -> Result<u32, Error> {
-    if found.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&found) {
+    if is_segment_size(found) {
         return Ok(found);
     }
-    let needed = format!("a power of two from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}");
-    Err(Error::protocol(format!("segments have {found} bytes; needed: {needed}")))
+    Err(Error::protocol(format!("segments have {found} bytes; needed: {SEGMENT_SIZE_NEEDED}")))
 }
 
 /// Exactly `N` descriptors.

@@ -94,8 +94,8 @@ settings! {
         /// memory as `"10%"`: of the machine's, or of what the daemon's control group may use if that is less.
         [Bounds::MemoryTotal, "bytes or percent", Scope::Restart,
             "a region of a partition takes (subpartitions x `pool.exclusive` + `pool.floating` + \
-             `pool.retention` + `pool.overdraft`) x `memory.segment_bytes`, one of a gate (channels x \
-             `pool.exclusive` + `pool.floating`) x `memory.segment_bytes`, rounded up to 2 MiB with \
+             `pool.retention` + `pool.overdraft`) x (`memory.segment_bytes` + 64), one of a gate (channels x \
+             `pool.exclusive` + `pool.floating`) x (`memory.segment_bytes` + 64), rounded up to 2 MiB with \
              hugepages"]
         total: MemoryTotal = MemoryTotal::Percent(10),
         /// Whether regions are made of 2 MiB hugepages. `auto`: when there are free ones, else of ordinary pages, which
@@ -103,7 +103,8 @@ settings! {
         [Bounds::OneOf(HugepageMode::NAMES), "word", Scope::Restart,
             "with hugepages each region is rounded up to 2 MiB"]
         hugepages: HugepageMode = HugepageMode::Auto,
-        /// Size of a segment, the unit of credit.
+        /// Size of a segment, the unit of credit. A record of this size fits into one: 64 bytes beside it have room for its length
+        /// and checksum.
         [Bounds::PowerOfTwo { min: 4096, max: 1 << 20 }, "bytes", Scope::RestartEverywhere,
             "larger: fewer frames per byte, and more memory per channel and more data in flight"]
         segment_bytes: u32 = 32_768,

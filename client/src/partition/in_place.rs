@@ -1,18 +1,21 @@
 //! Emitting a record that the application writes where it will be sent from.
 //!
 //! A record that is built somewhere and then emitted is written twice. Here the application is lent the place inside the
-//! open segment. Only a record that does not lie whole in there, about one a segment, is built beside it and copied.
+//! open segment, or the next one if none is open. Only a record that is cut between two is built beside them and copied.
 
 use weir_flow::flush::Flush;
+use weir_flow::selector::adaptive::Take;
 
 use super::Partition;
 use super::selection::Selection;
+use super::waiting::{backpressured, wait};
 use super::writer::Emitted;
+use crate::caller::{Caller, block};
 use crate::error::Error;
 
 impl Partition {
     /// Emits a record of `bytes` bytes that `write` writes: as [`Self::emit`] of the same bytes, without copying them if
-    /// there is room for all of them in the segment that is open. `write` is called once, with a slice of exactly `bytes`
+    /// there is room for all of them in the segment that is open, or in the next one if none is. `write` is called once, with a slice of exactly `bytes`
     /// bytes that hold anything, and writes all of them; what it leaves is sent as it was.
     ///
     /// It is called under a lock that the partition's flusher may wait for: what takes long is better done before.
@@ -67,7 +70,13 @@ impl Partition {
                 partition.emit_where_there_is_room_blocked(None, record)
             });
         };
-        let appended = self.shared.lock().append(subpartition, bytes, write)?;
+        let mut appended = self.shared.lock().append(subpartition, bytes, write)?;
+        if let Err(write) = appended {
+            appended = match self.open_for(subpartition, bytes)? {
+                true => self.shared.lock().append(subpartition, bytes, write)?,
+                false => Err(write),
+            };
+        }
         match appended {
             Ok(flush) => {
                 if flush != Flush::Nothing {
@@ -78,6 +87,23 @@ impl Partition {
             Err(write) => self
                 .emit_built(bytes, write, |partition, record| partition.emit_cut(subpartition, record, key)),
         }
+    }
+
+    /// Opens the next segment, and waits for it, if none is open and a record of so many bytes lies whole in one. `false`: the
+    /// record is to be built elsewhere, for it is cut, or its consumer is gone, or adaptive selection had better choose anew.
+    #[cold]
+    #[inline(never)]
+    fn open_for(&mut self, subpartition: u32, bytes: usize) -> Result<bool, Error> {
+        let Self { shared, waits, selection, .. } = self;
+        if let Selection::Adaptive(_) = selection {
+            let mut writer = shared.lock();
+            return Ok(writer.take(subpartition, bytes)? == Take::Now
+                && writer.open_for(subpartition, bytes)? == Ok(true));
+        }
+        let caller = Caller::Thread;
+        block(wait(caller, backpressured(caller), shared, waits, |writer| {
+            writer.open_for(subpartition, bytes)
+        }))
     }
 
     /// A record that does not fit into the segment that is open.

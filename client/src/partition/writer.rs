@@ -17,6 +17,7 @@ use weir_flow::checksum::crc32c;
 use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::flush::{Flush, FlushClock};
 use weir_flow::ids::{SegmentIndex, SubpartitionIndex, Time};
+use weir_flow::limits::RECORD_ROOM_BYTES;
 use weir_flow::pool::partition::{PartitionPool, Unavailable};
 use weir_flow::record::{CHECKSUM_BYTES, PREFIX_BYTES, frame_bytes};
 use weir_ipc::partition_port::PartitionPort;
@@ -76,6 +77,14 @@ struct Builder {
     records: u32,
     /// Events submitted, ever.
     events: u64,
+}
+
+impl Builder {
+    /// Whether no record is begun in what is left of the open segment. One that would be is cut in nearly all cases, and has
+    /// to be put together at its reader, where a segment of its own would hold all of it.
+    fn is_full(&self, segment_bytes: u32) -> bool {
+        segment_bytes - self.written <= RECORD_ROOM_BYTES
+    }
 }
 
 /// What a writer is made of.
@@ -186,11 +195,30 @@ impl Writer {
         }
         builder.written += frame as u32;
         builder.records += 1;
-        if builder.written == self.parts.segment_bytes {
+        if builder.is_full(self.parts.segment_bytes) {
             self.close(subpartition)?;
             return Ok(Ok(Flush::Nothing));
         }
         Ok(Ok(self.parts.clock.handle_written(clock::now)))
+    }
+
+    /// Opens the next segment if none is open and a record of so many bytes, that is not begun, lies whole in one. Whether
+    /// the record may be appended now; what it does not fit into is looked at by [`Self::append`].
+    pub(crate) fn open_for(
+        &mut self,
+        subpartition: u32,
+        record_bytes: usize,
+    ) -> Result<Result<bool, Lack>, Error> {
+        let is_open = self.builders.get(subpartition as usize).is_none_or(|of| of.segment.is_some());
+        let segment_bytes = self.parts.segment_bytes as usize;
+        if is_open || record_bytes > segment_bytes - self.overhead || self.is_gone(subpartition)? {
+            return Ok(Ok(false));
+        }
+        if !self.is_admitted(subpartition) {
+            self.hand_over(subpartition)?;
+            return Ok(Err(Lack::Quota));
+        }
+        Ok(self.open(subpartition, false)?.map(|()| true))
     }
 
     /// Writes as much of a record as there are segments for.
@@ -235,7 +263,7 @@ impl Writer {
             }
             let is_done = emission.remaining() == 0;
             builder.records += u32::from(is_done);
-            if builder.written == segment_bytes && builder.segment.is_some() {
+            if builder.segment.is_some() && builder.is_full(segment_bytes) {
                 self.close(subpartition)?;
             }
             if is_done {

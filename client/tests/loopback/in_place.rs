@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-use weir_client::{ConsumerDeath, Error, PartitionOptions, Strategy};
+use weir_client::{ConsumerDeath, Error, Item, PartitionOptions, Strategy};
 
 use crate::daemon::{Daemon, Settings};
 use crate::{consumer, next_record, pair, producer, read_all, record, task};
@@ -38,6 +38,45 @@ fn records_of_every_size_come_out_as_they_were_written() {
     let sizes: Vec<_> = [0, 1, 64].into_iter().chain(around).chain([3 * segment, max]).collect();
     check_sizes(&sizes, false);
     check_sizes(&sizes, true);
+}
+
+/// Where in its segment something lies: regions begin at pages, and segments of these tests are pages.
+fn offset_in_segment(bytes: &[u8]) -> usize {
+    bytes.as_ptr().addr() % Settings::default().segment_bytes as usize
+}
+
+#[test]
+fn records_that_nearly_fill_a_segment_are_neither_cut_nor_copied() {
+    const PREFIX_BYTES: usize = 4;
+    let segment = Settings::default().segment_bytes as usize;
+    // No more than a record is begun in, with and without room for the next one's length.
+    for left in [0, 3, 4, 60, 64] {
+        let bytes = segment - PREFIX_BYTES - left;
+        let daemon = Daemon::start(Settings::default());
+        let task = task(&daemon);
+        let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
+        let sender = thread::spawn(move || {
+            // More than the pool has segments: some of them are waited for.
+            for number in 0..200_u8 {
+                let written = partition.emit_with(bytes, |place| {
+                    assert_eq!(offset_in_segment(place), PREFIX_BYTES, "where record {number} is written");
+                    place.fill(number);
+                });
+                written.expect("emit");
+            }
+            partition.finish().expect("finish");
+        });
+        for number in 0..200_u8 {
+            let Ok(Some(Item::Record(record))) = gate.next() else { panic!("no record {number}") };
+            assert_eq!(
+                offset_in_segment(&record),
+                PREFIX_BYTES,
+                "where record {number} is read, {left} left"
+            );
+            assert!(record.len() == bytes && record.iter().all(|byte| *byte == number), "record {number}");
+        }
+        sender.join().expect("sender");
+    }
 }
 
 #[test]

@@ -6,14 +6,18 @@ use core::fmt;
 /// Smallest segment, in bytes.
 pub const SEGMENT_BYTES_MIN: u32 = 4 << 10;
 /// Largest segment, in bytes.
-pub const SEGMENT_BYTES_MAX: u32 = 1 << 20;
+pub const SEGMENT_BYTES_MAX: u32 = (1 << 20) + RECORD_ROOM_BYTES;
+/// What a segment has beside the size that the configuration names, in bytes: room for the length and the checksum of a
+/// record of just that size, which so lies in one segment and need not be put together again. A cache line, so that no two
+/// segments share one. No record is begun in so few or fewer.
+pub const RECORD_ROOM_BYTES: u32 = 64;
 /// Largest value of each count of segments in [`Limits`].
 pub const SEGMENT_COUNT_MAX: u32 = 1 << 16;
 
 /// Sizes, windows and times of one shard. The same on every shard of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Size of a segment in bytes: a power of two from [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`].
+    /// Size of a segment in bytes, the room of [`RECORD_ROOM_BYTES`] included; see [`is_segment_size`].
     pub segment_bytes: u32,
     /// Exclusive segments of each channel of a gate; at least 1.
     pub exclusive: u32,
@@ -52,6 +56,15 @@ pub struct Limits {
     /// Else more than [`Self::peer_timeout_ns`], so that a silent link has a chance.
     pub link_grace_ns: u64,
 }
+
+/// Whether segments can have this size, in bytes: whole cache lines, from [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`].
+#[must_use]
+pub const fn is_segment_size(bytes: u32) -> bool {
+    bytes.is_multiple_of(RECORD_ROOM_BYTES) && bytes >= SEGMENT_BYTES_MIN && bytes <= SEGMENT_BYTES_MAX
+}
+
+/// What [`is_segment_size`] wants, in words.
+pub const SEGMENT_SIZE_NEEDED: &str = "a multiple of 64 from 4096 to 1048640";
 
 impl Default for Limits {
     fn default() -> Self {
@@ -101,7 +114,7 @@ impl Limits {
     /// The defaults with this segment size.
     ///
     /// # Errors
-    /// [`LimitsError`] if `segment_bytes` is not a power of two within its bounds.
+    /// [`LimitsError`] if segments cannot have this size: see [`is_segment_size`].
     pub fn new(segment_bytes: u32) -> Result<Self, LimitsError> {
         Self {
             segment_bytes,
@@ -122,9 +135,8 @@ impl Limits {
             (
                 "segment_bytes",
                 self.segment_bytes.into(),
-                self.segment_bytes.is_power_of_two()
-                    && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes),
-                "a power of two from 4096 to 1048576",
+                is_segment_size(self.segment_bytes),
+                SEGMENT_SIZE_NEEDED,
             ),
             count("exclusive", self.exclusive, 1),
             count("floating", self.floating, 0),
@@ -199,7 +211,9 @@ mod tests {
     fn defaults_hold() {
         assert!(Limits::default().validated().is_ok());
         for shift in 12..=20 {
-            assert!(Limits::new(1 << shift).is_ok(), "segment of 2^{shift} bytes");
+            for bytes in [1 << shift, (1 << shift) + RECORD_ROOM_BYTES] {
+                assert!(Limits::new(bytes).is_ok(), "segment of {bytes} bytes");
+            }
         }
     }
 
@@ -207,6 +221,10 @@ mod tests {
     fn each_bound_is_kept_and_named() {
         assert_eq!(refused(|l| l.segment_bytes = 5000), Some("segment_bytes"));
         assert_eq!(refused(|l| l.segment_bytes = 2048), Some("segment_bytes"));
+        assert_eq!(
+            refused(|l| l.segment_bytes = SEGMENT_BYTES_MAX + RECORD_ROOM_BYTES),
+            Some("segment_bytes")
+        );
         assert_eq!(refused(|l| l.exclusive = 0), Some("exclusive"));
         assert_eq!(refused(|l| l.floating = 1 << 20), Some("floating"));
         assert_eq!(refused(|l| l.quota = 0), Some("quota"));

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::Name;
-use weir_flow::limits::{Limits, LimitsError};
+use weir_flow::limits::{Limits, LimitsError, RECORD_ROOM_BYTES};
 
 use super::{Config, DebloatMode, NodeName, SHARDS_MAX, Span};
 use crate::attach::debloat::DebloatDefaults;
@@ -85,7 +85,7 @@ impl Config {
             ping_interval_ns: nanoseconds(link.heartbeat_interval),
             peer_timeout_ns: nanoseconds(link.heartbeat_timeout),
             link_grace_ns: nanoseconds(link.grace),
-            ..Limits::new(memory.segment_bytes)?
+            ..Limits::new(memory.segment_bytes.saturating_add(RECORD_ROOM_BYTES))?
         }
         .validated()
     }

@@ -26,6 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use weir_flow::exchange::Name;
 use weir_flow::failure::{Failure, FailureCode};
+use weir_flow::limits::RECORD_ROOM_BYTES;
 use weir_flow::wire::{
     FrameType, HEADER_BYTES, Header, Hello, LinkKind, Message, PROTOCOL_VERSION, Role, WireError, decode,
     encode, handshake_transcript,
@@ -218,6 +219,8 @@ impl fmt::Display for HandshakeError {
                 write!(f, "node name {name} is that of both nodes; needed: a name of its own for each")
             }
             Self::SegmentBytes { found, needed } => {
+                let configured = |bytes: &u32| bytes.saturating_sub(RECORD_ROOM_BYTES);
+                let (found, needed) = (configured(found), configured(needed));
                 write!(f, "memory.segment_bytes of the peer is {found}; needed: {needed}, equal on all nodes")
             }
             Self::RecordBytesMax { found, needed } => {

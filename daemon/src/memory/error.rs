@@ -4,7 +4,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 
-use super::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use weir_flow::limits::SEGMENT_SIZE_NEEDED;
 
 /// Why a region could not be made. Nothing of it is left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +44,9 @@ pub enum RegionError {
 impl fmt::Display for RegionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SegmentBytes { found } => write!(
-                f,
-                "segment size is {found} bytes; needed: a power of two from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
-            ),
+            Self::SegmentBytes { found } => {
+                write!(f, "segment size is {found} bytes; needed: {SEGMENT_SIZE_NEEDED}")
+            }
             Self::NoSegments => f.write_str("region of 0 segments; needed: at least 1"),
             Self::NoHugepages { wanted, free, fix } => write!(
                 f,

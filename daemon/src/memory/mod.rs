@@ -26,6 +26,8 @@ mod tests;
 
 use std::fmt;
 
+use weir_flow::limits::is_segment_size;
+
 pub use error::RegionError;
 pub use region::{ReceiveRegion, RegionSlice, SendRegion};
 pub use scratch::Scratch;
@@ -35,12 +37,6 @@ pub const HUGEPAGE_BYTES: u64 = 2 << 20;
 
 /// Bytes of an ordinary page.
 pub const PAGE_BYTES: u64 = 4 << 10;
-
-/// Smallest segment, in bytes.
-pub const SEGMENT_BYTES_MIN: u32 = 4 << 10;
-
-/// Largest segment, in bytes.
-pub const SEGMENT_BYTES_MAX: u32 = 1 << 20;
 
 /// Whether memory is made of hugepages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,8 +95,7 @@ pub(crate) fn mebibytes(bytes: u64) -> String {
 ///
 /// # Errors
 ///
-/// As creation: no segment at all, or a segment size that is not a power of two between [`SEGMENT_BYTES_MIN`] and
-/// [`SEGMENT_BYTES_MAX`].
+/// As creation: no segment at all, or a segment size that cannot be ([`is_segment_size`]).
 pub fn planned_bytes(segments_min: u32, segment_bytes: u32, mode: HugepageMode) -> Result<u64, RegionError> {
     let backing = match mode {
         HugepageMode::Auto | HugepageMode::Require => Backing::Hugepages,
@@ -111,7 +106,7 @@ pub fn planned_bytes(segments_min: u32, segment_bytes: u32, mode: HugepageMode) 
 
 /// Bytes of a region with this backing: whole pages.
 fn region_bytes(segments_min: u32, segment_bytes: u32, backing: Backing) -> Result<u64, RegionError> {
-    if !segment_bytes.is_power_of_two() || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes) {
+    if !is_segment_size(segment_bytes) {
         return Err(RegionError::SegmentBytes { found: segment_bytes });
     }
     if segments_min == 0 {

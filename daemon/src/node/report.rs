@@ -422,6 +422,7 @@ mod tests {
     use weir_flow::pool::sizing::GateBuffers;
 
     use super::*;
+    use crate::config::Config;
     use crate::control::snapshot::Health;
     use crate::memory::{HUGEPAGE_BYTES, planned_bytes};
     use crate::observe::probes::cause::Cause;
@@ -585,7 +586,7 @@ mod tests {
 
     #[test]
     fn the_page_for_operators_counts_hugepages_as_regions_are_made() {
-        let limits = Limits::default();
+        let limits = Config::default().limits().unwrap();
         let pages = |segments| {
             planned_bytes(segments, limits.segment_bytes, HugepageMode::Auto).unwrap() / HUGEPAGE_BYTES
         };

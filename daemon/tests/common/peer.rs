@@ -11,7 +11,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::ids::{ChannelIndex, ConsumerIndex, Incarnation, ProducerIndex, Sequence};
-use weir_flow::limits::Limits;
+use weir_flow::limits::{Limits, RECORD_ROOM_BYTES};
 use weir_flow::wire::{
     CatalogEntry, Flags, FrameType, HEADER_BYTES, Header, Hello, Limit, LinkKind, Message, OpenChannel,
     PROTOCOL_VERSION, PartitionEntry, PartitionState, Role, decode, encode, handshake_transcript,
@@ -20,7 +20,7 @@ use weir_flow::wire::{
 use crate::common::PATIENCE;
 
 /// The segment size that daemons have unless they are told otherwise.
-pub(crate) const SEGMENT_BYTES: u32 = 32 << 10;
+pub(crate) const SEGMENT_BYTES: u32 = (32 << 10) + RECORD_ROOM_BYTES;
 
 /// Who the node says that it is.
 #[derive(Clone, Debug)]

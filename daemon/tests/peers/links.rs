@@ -5,7 +5,7 @@ use weir_flow::ids::{ChannelIndex, Incarnation, Sequence};
 use weir_flow::wire::{Cancel, Flags, FrameType, Header, Limit, LinkKind, Message, Resume, Role};
 
 use super::*;
-use crate::peer::{Heard, Line, Persona, bytes_of, catalog, data, entry, event, limit, open};
+use crate::peer::{Heard, Line, Persona, SEGMENT_BYTES, bytes_of, catalog, data, entry, event, limit, open};
 
 fn header(header: Header) -> Vec<u8> {
     header.encode().to_vec()
@@ -96,9 +96,9 @@ fn a_frame_that_has_no_place_on_a_data_link_ends_that_link_and_no_other() {
     let mut other = bystander.dial_data(&scene.at_a, 0);
     let mut cases = malformed();
     let hello = bystander.hello(Role::Dialler, LinkKind::Control, (0, 0));
-    let oversized = Header { length: (32 << 10) + 1, ..Header::new(FrameType::Data) };
+    let oversized = Header { length: SEGMENT_BYTES + 1, ..Header::new(FrameType::Data) };
     cases.extend([
-        (header(oversized), "Data has 32769 bytes; needed: 0 to 32768"),
+        (header(oversized), "Data has 32833 bytes; needed: 0 to 32832"),
         (bytes_of(&catalog(vec![entry("x")])), "frame is Catalog; needed: a frame of a data link"),
         (
             bytes_of(&Message::Hello { hello, confirm: true }),
@@ -157,7 +157,7 @@ fn frames_for_channels_that_are_not_there_are_skipped() {
         ] {
             assert!(line.send(&message));
         }
-        assert!(line.send_bytes(&data(index, 3, true, &[7; 32 << 10])));
+        assert!(line.send_bytes(&data(index, 3, true, &[7; SEGMENT_BYTES as usize])));
         assert!(line.send_bytes(&data(index, 9, false, &[])));
         assert_alive(&mut line);
     }

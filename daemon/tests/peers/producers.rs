@@ -7,7 +7,7 @@ use weir_flow::ids::{ChannelIndex, Incarnation, Sequence};
 use weir_flow::wire::{LinkKind, Message};
 
 use super::*;
-use crate::peer::{Heard, Line, Persona, bytes_of, catalog, data, entry, event};
+use crate::peer::{Heard, Line, Persona, SEGMENT_BYTES, bytes_of, catalog, data, entry, event};
 
 /// The hostile node, dialled by `b`: its control link and, once a consumer has asked, its data link.
 struct Evil {
@@ -86,7 +86,7 @@ const ATTACKS: &[Attack] = &[
         &["credit violation", "without OPEN; needed: at most 0"],
     ),
     (
-        |c| vec![accepted(c), data(c, 0, true, &[0; 32 << 10]), data(c, 1, false, b"x")],
+        |c| vec![accepted(c), data(c, 0, true, &[0; SEGMENT_BYTES as usize]), data(c, 1, false, b"x")],
         &["credit violation", "without OPEN; needed: at most 0"],
     ),
     (|c| vec![accepted(c), data(c, 0, true, b"")], &["protocol violation", "Data has 0 bytes"]),

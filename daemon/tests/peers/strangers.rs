@@ -168,7 +168,7 @@ fn what_is_no_handshake_is_refused_with_what_it_was() {
         ),
         (
             bytes_of(&Message::Hello {
-                hello: Hello { segment_bytes: 4096, ..hello.clone() },
+                hello: Hello { segment_bytes: 4096 + 64, ..hello.clone() },
                 confirm: false,
             }),
             "memory.segment_bytes of the peer is 4096",

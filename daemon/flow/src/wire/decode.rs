@@ -18,7 +18,7 @@ use super::message::{
 use crate::exchange::{Name, PARALLELISM_MAX, Shape, Strategy};
 use crate::failure::{FAILURE_TEXT_BYTES_MAX, Failure, FailureCode};
 use crate::ids::{ConsumerIndex, Incarnation, ProducerIndex, Sequence};
-use crate::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use crate::limits::{SEGMENT_SIZE_NEEDED, is_segment_size};
 use crate::stall::CAUSES;
 use crate::wants::GateWants;
 
@@ -371,11 +371,10 @@ impl<'a> Fields<'a> {
 
     fn segment_bytes(&mut self) -> Result<u32, WireError> {
         let found = self.u32("segment size")?;
-        if found.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&found) {
+        if is_segment_size(found) {
             return Ok(found);
         }
-        let needed = "a power of two from 4096 to 1048576";
-        Err(WireError::Field { field: "segment size", found: u64::from(found), needed })
+        Err(WireError::Field { field: "segment size", found: u64::from(found), needed: SEGMENT_SIZE_NEEDED })
     }
 
     fn parallelism(&mut self, field: &'static str) -> Result<u32, WireError> {

@@ -12,7 +12,7 @@ fn identity(node: &str) -> Identity {
     Identity {
         node: name(node),
         epoch: 7,
-        segment_bytes: 32 * 1024,
+        segment_bytes: 32 * 1024 + RECORD_ROOM_BYTES,
         record_bytes_max: 1 << 20,
         grace: Duration::from_secs(10),
         shards: 2,
@@ -112,8 +112,13 @@ async fn a_wrong_name_is_told_to_both_ends() {
 
 #[tokio::test]
 async fn a_wrong_segment_size_is_told_to_both_ends() {
-    let (dialled, accepted) =
-        meet(Identity { segment_bytes: 65536, ..identity("a") }, identity("b"), Purpose::CONTROL, "b").await;
+    let (dialled, accepted) = meet(
+        Identity { segment_bytes: 65536 + RECORD_ROOM_BYTES, ..identity("a") },
+        identity("b"),
+        Purpose::CONTROL,
+        "b",
+    )
+    .await;
     let needed = "memory.segment_bytes of the peer is 65536; needed: 32768, equal on all nodes";
     assert_eq!(text(accepted), needed);
     assert!(text(dialled).contains(needed));
