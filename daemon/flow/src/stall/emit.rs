@@ -19,6 +19,8 @@
 //! together by no more than the time since the partition came. What is beyond that is counted as soon as time has
 //! passed, so that a client whose clock is read a little later than the shard's loses nothing.
 
+use alloc::boxed::Box;
+
 use super::{CAUSES, Cause, LengthsByCause, Stall, StallTotals, Stalls};
 use crate::ids::{SubpartitionIndex, Time};
 use crate::invariant::{Violation, ensure};
@@ -95,7 +97,21 @@ struct Follower {
 struct BuilderWaits {
     quota: Follower,
     event: Meter,
-    stalls: Stalls,
+    stalls: Seldom,
+}
+
+/// Waits that most builders never have, in no memory until there are some.
+#[derive(Clone, Debug, Default)]
+struct Seldom(Option<Box<Stalls>>);
+
+impl Seldom {
+    fn get(&self) -> Stalls {
+        self.0.as_deref().copied().unwrap_or_default()
+    }
+
+    fn get_mut(&mut self) -> &mut Stalls {
+        self.0.get_or_insert_default()
+    }
 }
 
 /// The emit stalls of one partition.
@@ -108,7 +124,7 @@ pub(crate) struct EmitStalls {
     ring: Meter,
     any: Follower,
     /// Waits that belong to no single builder.
-    common: Stalls,
+    common: Seldom,
     builders: alloc::vec::Vec<BuilderWaits>,
     open: Option<(WaitKind, Time)>,
 }
@@ -142,7 +158,7 @@ impl EmitStalls {
         let builder = |channel: u32| BuilderWaits {
             quota: Follower { meter, channel: channel as usize, times: [0; CAUSES] },
             event: meter,
-            stalls: Stalls::default(),
+            stalls: Seldom::default(),
         };
         let any = Follower { meter, channel: 0, times: [0; CAUSES] };
         Self {
@@ -151,7 +167,7 @@ impl EmitStalls {
             pool: meter,
             ring: meter,
             any,
-            common: Stalls::default(),
+            common: Seldom::default(),
             builders: (0..builders).map(builder).collect(),
             open: None,
         }
@@ -200,19 +216,26 @@ impl EmitStalls {
     pub(crate) fn of_builder(&self, builder: usize, now_waits: NowWaits<'_>) -> Stalls {
         let Some(own) = self.builders.get(builder) else { return Stalls::default() };
         let open = self.open.filter(|_| self.open_builder().is_some_and(|open| open.0 as usize == builder));
-        Stalls { open: open.map(|(kind, since)| (own.quota.cause(kind, now_waits), since)), ..own.stalls }
+        Stalls {
+            open: open.map(|(kind, since)| (own.quota.cause(kind, now_waits), since)),
+            ..own.stalls.get()
+        }
     }
 
     /// The waits that belong to no single builder.
     pub(crate) fn common(&self, now_waits: NowWaits<'_>) -> Stalls {
         let open = self.open.filter(|_| self.open_builder().is_none());
-        Stalls { open: open.map(|(kind, since)| (self.any.cause(kind, now_waits), since)), ..self.common }
+        Stalls {
+            open: open.map(|(kind, since)| (self.any.cause(kind, now_waits), since)),
+            ..self.common.get()
+        }
     }
 
     /// All waits of the partition.
     pub(crate) fn totals(&self) -> StallTotals {
-        let mut totals = self.common.totals;
-        self.builders.iter().for_each(|own| totals.add(&own.stalls.totals));
+        let mut totals = self.common.get().totals;
+        let waited = self.builders.iter().filter_map(|own| own.stalls.0.as_deref());
+        waited.for_each(|stalls| totals.add(&stalls.totals));
         totals
     }
 
@@ -243,7 +266,7 @@ impl Meter {
         open_ns: u64,
         since: &ChannelTimes,
         look: &mut Look<'_>,
-        stalls: &mut Stalls,
+        stalls: &mut Seldom,
     ) {
         let elapsed_ns = look.now.since_ns(self.looked);
         self.looked = look.now;
@@ -252,8 +275,9 @@ impl Meter {
         look.left_ns -= grown_ns;
         // A number that has become less was never true.
         self.seen_ns = self.seen_ns.min(claimed_ns).saturating_add(grown_ns);
-        for (cause, ns) in Cause::ALL.into_iter().zip(share(grown_ns, since)) {
-            stalls.totals.add_ns(cause, ns);
+        let parts = if grown_ns > 0 { share(grown_ns, since) } else { [0; CAUSES] };
+        for (cause, ns) in Cause::ALL.into_iter().zip(parts).filter(|(_, ns)| *ns > 0) {
+            stalls.get_mut().totals.add_ns(cause, ns);
             if let Some(part) = self.parts.get_mut(cause.index()) {
                 *part = part.saturating_add(ns);
             }
@@ -262,7 +286,7 @@ impl Meter {
     }
 
     /// Counts the waits that have ended since the last look: of several, each with their mean length.
-    fn count_ended(&mut self, claim: WaitCount, elapsed_ns: u64, look: &mut Look<'_>, stalls: &mut Stalls) {
+    fn count_ended(&mut self, claim: WaitCount, elapsed_ns: u64, look: &mut Look<'_>, stalls: &mut Seldom) {
         let ended_ns = claim.ns.saturating_sub(self.ended_ns).min(look.now.since_ns(look.began));
         let count = claim.count.saturating_sub(self.count).min(elapsed_ns / WAIT_NS_MIN + 1);
         (self.ended_ns, self.count) = (claim.ns, claim.count);
@@ -271,7 +295,11 @@ impl Meter {
         }
         let parts = StallTotals { ns: core::mem::take(&mut self.parts), count: [0; CAUSES] };
         if let Some(cause) = parts.most() {
-            stalls.record(Stall { ns: (ended_ns / count).max(1), cause, at: look.now }, count, look.all);
+            stalls.get_mut().record(
+                Stall { ns: (ended_ns / count).max(1), cause, at: look.now },
+                count,
+                look.all,
+            );
         }
     }
 }
@@ -284,7 +312,7 @@ impl Follower {
         channel: Option<usize>,
         times: Times<'_>,
         look: &mut Look<'_>,
-        stalls: &mut Stalls,
+        stalls: &mut Seldom,
     ) {
         let now = times(self.channel);
         let mut since = now;

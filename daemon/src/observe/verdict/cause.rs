@@ -8,8 +8,8 @@ use super::sockets;
 use super::text::{self, Telling};
 use super::walk::{Place, Root};
 use super::{
-    BUSY_FROM_MS, Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts, ProcessFacts,
-    SECOND_MS, STALL_FROM_MS, Summary, TaskFacts, View, of_cause,
+    ArrivalFacts, BUSY_FROM_MS, Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts,
+    ProcessFacts, SECOND_MS, STALL_FROM_MS, Summary, TaskFacts, View, of_cause,
 };
 
 /// A process that spends at least this many thousandths of its tasks' busy time on processors, or waiting for one, computes.
@@ -27,6 +27,9 @@ const LOADED_FROM_MS: u32 = 800;
 
 /// Receive segments of which less than so many thousandths are in use hold nobody up.
 const EMPTY_BELOW: u32 = 300;
+
+/// Receive segments of which at least so many thousandths are in use hold their producers up.
+const FULL_FROM: u32 = 700;
 
 /// The busiest instance is out of line when its siblings are on average busy for at most this many thousandths of its time.
 const UNEVEN_UPTO: u64 = 500;
@@ -268,13 +271,25 @@ fn of_exchange(view: &View<'_>, place: usize, doubts: &mut Doubts) -> Cause {
         );
         return Cause::Network;
     }
-    Cause::Unknown
+    if held(exchange).next().is_some() { Cause::Held } else { Cause::Unknown }
+}
+
+/// Ends of channels whose consumers hold nearly all receive segments, while their producers wait for those.
+pub(super) fn held(exchange: &ExchangeFacts) -> impl Iterator<Item = &ArrivalFacts> {
+    let waits = |arrival: &ArrivalFacts| {
+        exchange.channels.iter().any(|channel| {
+            (channel.producer, channel.consumer) == (arrival.producer, arrival.consumer)
+                && of_cause(&channel.send_stalled, StallCause::Consumer) >= STALL_FROM_MS
+        })
+    };
+    let is_full = |arrival: &ArrivalFacts| arrival.pool_usage.is_some_and(|usage| usage >= FULL_FROM);
+    exchange.arrivals.iter().filter(move |arrival| is_full(arrival) && waits(arrival))
 }
 
 /// Whether what producers wait for is nowhere else: they wait for credit, and the consumers hold few of their segments.
 fn is_on_its_way(exchange: &ExchangeFacts) -> bool {
     let waits = sum(exchange, |channel| of_cause(&channel.send_stalled, StallCause::Consumer));
-    let is_empty = |arrival: &super::ArrivalFacts| {
+    let is_empty = |arrival: &ArrivalFacts| {
         arrival.queued_bytes == 0 && arrival.pool_usage.is_some_and(|usage| usage < EMPTY_BELOW)
     };
     waits >= u64::from(STALL_FROM_MS)

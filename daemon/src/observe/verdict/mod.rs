@@ -169,6 +169,8 @@ pub enum Cause {
     Network,
     /// The thread of a daemon that carries the exchange.
     Shard,
+    /// A consumer holds what it was given and does nothing.
+    Held,
     /// Nobody reads the exchange.
     NoConsumer,
     /// Tasks wait for each other in a circle.
@@ -191,6 +193,7 @@ impl Cause {
             Self::Pool => "pool",
             Self::Network => "network",
             Self::Shard => "shard",
+            Self::Held => "held",
             Self::NoConsumer => "no_consumer",
             Self::Cycle => "cycle",
             Self::Unknown => "unknown",

@@ -52,7 +52,7 @@ fn every_verdict_says_what_was_seen_what_helps_and_what_does_not() {
 }
 
 /// What helps with each cause, and what does not: words that no other cause has.
-const REMEDIES: [(Cause, &str, &str); 12] = [
+const REMEDIES: [(Cause, &str, &str); 13] = [
     (Cause::Cpu, "less work for each record.", "more instances of other tasks"),
     (Cause::Outside, "wait for several at a time", "more instances of other tasks"),
     (Cause::Sink, "A faster sink", "if all write to the same place"),
@@ -62,6 +62,7 @@ const REMEDIES: [(Cause, &str, &str); 12] = [
     (Cause::Pool, "More segments", "what is on its way is bounded by the pool"),
     (Cause::Network, "A faster path", "the path stays as slow"),
     (Cause::Shard, "more `shards`", "bytes wait in the daemon"),
+    (Cause::Held, "process is stopped", "it would hold those too"),
     (Cause::NoConsumer, "Start a task that reads it", "anything upstream"),
     (Cause::Cycle, "Break the circle", "larger pools: they fill up again"),
     (Cause::Unknown, "`weir stalls` and `weir channels`", "more instances of the consumers: they are idle"),
@@ -124,10 +125,10 @@ fn confidence_falls_with_what_is_not_known() {
     let sure = (Confidence::High, "the plan has no task that reads it".to_owned());
     assert_eq!(of(unread), sure, "that nobody reads it is seen, and not left over");
     // What is only left over is not sure, whatever else is known; and of several doubts the gravest counts.
-    let (confidence, reason) = of(arriving(900, 0));
+    let (confidence, reason) = of(arriving(100, 9000));
     assert_eq!(confidence, Confidence::Low);
     assert_eq!(reason, "it is only what is left: nothing else explains the waiting");
-    let (confidence, reason) = of(arriving(900, 0).young().lacks("node c is not linked"));
+    let (confidence, reason) = of(arriving(100, 9000).young().lacks("node c is not linked"));
     assert_eq!(confidence, Confidence::Low);
     assert!(reason.starts_with("it is only what is left") && reason.matches("; ").count() == 2, "{reason}");
 }

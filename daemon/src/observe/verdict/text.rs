@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use weir_flow::stall::{CAUSES, Cause as StallCause};
 
-use super::cause::{Doubts, computes, loaded, share_of};
+use super::cause::{Doubts, computes, held, loaded, share_of};
 use super::sockets;
 use super::walk::{Place, Root};
 use super::{
@@ -36,6 +36,7 @@ pub(super) const fn sure(cause: Cause) -> &'static str {
         Cause::Pool => "the producers wait for segments, and their consumers for records",
         Cause::Network => "the stalls of its channels have one cause, and its consumers are idle",
         Cause::Shard => "its channels wait for a daemon's thread, and its consumers are idle",
+        Cause::Held => "a consumer holds its segments and by its own account has nothing to do",
         Cause::NoConsumer => "the plan has no task that reads it",
         Cause::Cycle => "all of them wait, and none works",
         Cause::Unknown => "its producers wait and its consumers are idle",
@@ -44,7 +45,9 @@ pub(super) const fn sure(cause: Cause) -> &'static str {
 
 /// What makes a verdict less sure, whatever its cause is.
 pub(super) fn doubts(view: &View<'_>, root: &Root, doubts: &mut Doubts) {
-    if root.is_left_over {
+    let is_held = |exchange| view.exchange(exchange).is_some_and(|of| held(of).next().is_some());
+    // That a consumer holds what others wait for is seen.
+    if root.is_left_over && !matches!(root.place, Place::Exchange(exchange) if is_held(exchange)) {
         doubts.add(Confidence::Low, "it is only what is left: nothing else explains the waiting");
     }
     if view.window.seconds() < 10 {
@@ -181,6 +184,9 @@ impl Telling<'_> {
             Cause::Shard => {
                 format!("{subject} is the bottleneck: a daemon's thread does not keep up with it.")
             }
+            Cause::Held => format!(
+                "{subject} is where it is held up: a consumer keeps what it was given and does nothing."
+            ),
             Cause::NoConsumer => format!("{subject} has no consumer: its producers wait until one attaches."),
             Cause::Cycle => format!("{subject} and others wait for each other in a circle."),
             Cause::Unknown => {
@@ -275,6 +281,12 @@ impl Telling<'_> {
         if !exchange.channels.is_empty() {
             lines.push(format!("exchange {} carries {:.1} MB/s", exchange.name, bytes as f64 / 1e6));
         }
+        if self.cause == Cause::Held {
+            lines.extend(held(exchange).take(LINES_MAX).map(|of| {
+                let (consumer, node, usage) = (of.consumer, &of.node, u64::from(of.pool_usage.unwrap_or(0)));
+                format!("consumer {consumer} on {node} holds {} % of its receive segments", percent(usage))
+            }));
+        }
         if sockets::concern(self.cause) {
             lines.extend(sockets::evidence(exchange));
         }
@@ -346,6 +358,11 @@ impl Telling<'_> {
                              processors."
                     .to_owned()
             }
+            Cause::Held => {
+                "Look whether the consumer's process is stopped (`ps -o stat=`: T) or in a debugger, and \
+                            why it does not ask for its next record."
+                    .to_owned()
+            }
             Cause::NoConsumer => "Start a task that reads it.".to_owned(),
             Cause::Cycle => {
                 "Break the circle, or let a task in it read while it waits for room (`try_emit`).".to_owned()
@@ -394,6 +411,7 @@ impl Telling<'_> {
                 "more instances of the consumers: they are idle",
                 "a faster network: bytes wait in the daemon, not on their way",
             ],
+            Cause::Held => &["larger pools or more credit: it would hold those too"],
             Cause::NoConsumer => &["anything upstream: records wait for somebody who reads them"],
             Cause::Cycle => &["larger pools: they fill up again"],
             Cause::Unknown => &["more instances of the consumers: they are idle"],

@@ -243,7 +243,7 @@ pub(super) fn table() -> Vec<(&'static str, Graph, VerdictKind, Needed, Names, N
             "the consumer's segments are full and it is idle",
             arriving(900, 0),
             Found,
-            &[("bc", Cause::Unknown)],
+            &[("bc", Cause::Held)],
             &["A", "B"],
             &["C"],
         ),
