@@ -14,5 +14,6 @@ pub mod quiet;
 pub mod report;
 pub mod scenario;
 pub mod statistics;
+pub mod swallow;
 pub mod usage;
 pub mod versus;

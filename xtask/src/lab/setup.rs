@@ -15,8 +15,8 @@ const QEMU_PACKAGE: &str = "qemu-system-x86";
 /// Drivers of the guest's network card, in the order in which they are loaded. Kernels that have one of them built in have
 /// no file of it.
 const DRIVERS: [&str; 9] = [
-    "virtio",
     "virtio_ring",
+    "virtio",
     "virtio_pci_legacy_dev",
     "virtio_pci_modern_dev",
     "virtio_pci",
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn drivers_are_known_by_their_files_however_those_are_packed() {
-        assert_eq!(driver("virtio.ko"), Some(0));
+        assert_eq!(driver("virtio.ko"), Some(1));
         assert_eq!(driver("virtio_net.ko.xz"), Some(DRIVERS.len() - 1));
         assert_eq!((driver("nd_virtio.ko"), driver("virtio_net.txt")), (None, None));
     }
