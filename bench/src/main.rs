@@ -9,7 +9,9 @@ use weir_bench::app;
 use weir_bench::quiet::Notes;
 use weir_bench::report::{Case, Machine, Report, SCHEMA_VERSION};
 use weir_bench::scenario::{SCENARIOS, Scenario, Settings};
-use weir_bench::{swallow, versus};
+#[cfg(feature = "ring")]
+use weir_bench::swallow;
+use weir_bench::versus;
 
 #[derive(Parser)]
 #[command(
@@ -60,6 +62,7 @@ enum Inner {
         role: String,
     },
     /// One process that sends into nothing; started by the bench itself
+    #[cfg(feature = "ring")]
     #[command(hide = true)]
     Swallow {
         /// What it is to send, as JSON
@@ -82,6 +85,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(Inner::App { role }) = &arguments.inner {
         return app::serve(serde_json::from_str(role).map_err(|error| format!("bad role: {error}"))?);
     }
+    #[cfg(feature = "ring")]
     if let Some(Inner::Swallow { task }) = &arguments.inner {
         let task = serde_json::from_str(task).map_err(|error| format!("bad task: {error}"))?;
         let found = swallow::run(task)?;
