@@ -14,5 +14,7 @@ pub mod quiet;
 pub mod report;
 pub mod scenario;
 pub mod statistics;
+#[cfg(feature = "ring")]
+pub mod swallow;
 pub mod usage;
 pub mod versus;

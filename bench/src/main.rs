@@ -9,6 +9,8 @@ use weir_bench::app;
 use weir_bench::quiet::Notes;
 use weir_bench::report::{Case, Machine, Report, SCHEMA_VERSION};
 use weir_bench::scenario::{SCENARIOS, Scenario, Settings};
+#[cfg(feature = "ring")]
+use weir_bench::swallow;
 use weir_bench::versus;
 
 #[derive(Parser)]
@@ -59,6 +61,13 @@ enum Inner {
         /// Its role, as JSON
         role: String,
     },
+    /// One process that sends into nothing; started by the bench itself
+    #[cfg(feature = "ring")]
+    #[command(hide = true)]
+    Swallow {
+        /// What it is to send, as JSON
+        task: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -75,6 +84,13 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(Inner::App { role }) = &arguments.inner {
         return app::serve(serde_json::from_str(role).map_err(|error| format!("bad role: {error}"))?);
+    }
+    #[cfg(feature = "ring")]
+    if let Some(Inner::Swallow { task }) = &arguments.inner {
+        let task = serde_json::from_str(task).map_err(|error| format!("bad task: {error}"))?;
+        let found = swallow::run(task)?;
+        println!("{}", serde_json::to_string(&found).map_err(|error| error.to_string())?);
+        return Ok(());
     }
     if arguments.list {
         for scenario in SCENARIOS {

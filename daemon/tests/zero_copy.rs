@@ -3,8 +3,12 @@
 
 mod common;
 
+use std::io::Write;
+use std::process::Stdio;
+
 use common::{
-    Daemon, DaemonOptions, eventually, feed, free_address, lines, memory_used, number, recv, send, subsystem,
+    Daemon, DaemonOptions, Guarded, eventually, feed, free_address, lines, memory_used, number, recv, send,
+    subsystem, weir,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -63,9 +67,57 @@ fn records_sent_without_a_copy_arrive_and_what_the_kernel_said_is_counted() {
     assert_eq!((copied, total(&links, "outstanding")), (sent, 0), "loopback copies all of it: {links:?}");
     let detail = line["detail"].as_str().expect("a text");
     assert!(
-        detail.ends_with(&format!("{sent} batches sent so, {copied} of them copied by the kernel")),
+        detail.contains(&format!("{sent} batches sent so, {copied} of them copied by the kernel; ")),
         "{detail}"
     );
+    if !detail.contains("no memory is registered") {
+        let (named, regions) = registered(&line);
+        assert!(named > 0 && named < sent, "the first batches of a region name nothing: {detail}");
+        assert_eq!(regions, 0, "a registration ends with its region: {detail}");
+    }
+}
+
+/// How many sends named registered memory, and how many regions are registered now.
+fn registered(line: &Value) -> (u64, u64) {
+    let detail = line["detail"].as_str().expect("a text");
+    let words: Vec<&str> = detail.split([' ', ';']).collect();
+    let before = |word: &str| {
+        let at = words.iter().position(|found| *found == word).expect(detail);
+        words[at - 1].parse().expect(detail)
+    };
+    (before("named"), before("regions"))
+}
+
+#[test]
+fn a_client_that_dies_while_its_memory_is_registered_and_in_flight_leaves_nothing() {
+    let directory = TempDir::new().expect("a directory");
+    let [a, b] = daemons(&directory, "always");
+    let line = subsystem(&a, "zero copy").expect("a line");
+    if line["state"] != "ok" || line["detail"].as_str().is_some_and(|d| d.contains("no memory is registered"))
+    {
+        println!("not run here: zero-copy sends from registered memory ({line})");
+        return;
+    }
+    let mut command = weir(["recv", "--exchange", "x", "--consumer", "0/1"], &b.run_dir);
+    let _receiver = Guarded::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+    let mut sender = send(&a, "x", &["--consumers", "1"]);
+    let mut stdin = sender.child.stdin.take().expect("an input");
+    let feeder = std::thread::spawn(move || {
+        let input = lines(1 << 20);
+        // Until nobody reads it any more.
+        while stdin.write_all(&input).is_ok() {}
+    });
+    eventually("sends name the memory of the client", || {
+        let line = subsystem(&a, "zero copy").expect("a line");
+        (registered(&line).0 > 20).then_some(())
+    });
+    sender.child.kill().expect("it can be killed");
+    feeder.join().expect("the feeder");
+    for daemon in [&a, &b] {
+        eventually("all memory is given back", || (memory_used(daemon) == 0).then_some(()));
+    }
+    let line = subsystem(&a, "zero copy").expect("a line");
+    assert_eq!(registered(&line).1, 0, "{line}");
 }
 
 #[test]

@@ -8,9 +8,10 @@
 //! | [`setup`] | what is installed and downloaded, and where it is kept |
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
-//! | `guest.sh` | what the guest does |
+//! | `guest.sh`, `pair.sh` | what the guest does; and each of two |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
+//! | [`zerocopy`] | two guests, what they told, and whether that is right |
 
 mod archive;
 pub(crate) mod files;
@@ -19,6 +20,7 @@ mod machine;
 mod report;
 mod setup;
 mod sources;
+mod zerocopy;
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,6 +31,9 @@ use machine::Machine;
 use report::Report;
 use setup::Series;
 
+/// What the guest does that tries probes.
+const SCRIPT: &[u8] = include_bytes!("lab/guest.sh");
+
 /// Longest time of one machine from its start to its end.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
 
@@ -37,8 +42,11 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
 pub(crate) enum Verb {
     /// Check the files for systemd with systemd's own tools, and every configuration that is shipped; part of `test`
     Static(StaticArguments),
-    /// Install and download what is missing: QEMU, two kernels of Debian, a busybox
+    /// Install and download what is missing: QEMU, three kernels of Debian, a busybox
     Setup,
+    /// Start two machines with a network between them, and show that what one sends without a copy is not copied, and arrives;
+    /// needs root, and some minutes
+    Zerocopy(ProbesArguments),
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
 }
@@ -67,6 +75,7 @@ pub(crate) fn run(verb: &Verb) -> Outcome {
     match verb {
         Verb::Static(arguments) => check_files(arguments),
         Verb::Setup => setup::run(),
+        Verb::Zerocopy(arguments) => zerocopy::run(arguments.kernel, arguments.weir.as_deref()),
         Verb::Probes(arguments) => probes(arguments),
     }
 }
@@ -85,21 +94,13 @@ fn check_files(arguments: &StaticArguments) -> Outcome {
 }
 
 fn probes(arguments: &ProbesArguments) -> Outcome {
-    let series = arguments.kernel.map_or(setup::SERIES.to_vec(), |one| vec![one]);
-    let missing = setup::missing(&series);
-    if !missing.is_empty() {
-        for line in &missing {
-            println!("lab: {line}");
-        }
-        return Err(
-            "`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned()
-        );
-    }
+    let series = arguments.kernel.map_or(setup::PROBED.to_vec(), |one| vec![one]);
+    all_there(&series)?;
     let weir = match &arguments.weir {
         Some(path) => path.clone(),
         None => build()?,
     };
-    let image = image::build(&weir, &setup::busybox())?;
+    let image = image::build(&weir, &setup::busybox(), SCRIPT, &[])?;
     let mut failed = Vec::new();
     for one in series {
         let report = try_on(one, &image)?;
@@ -110,6 +111,18 @@ fn probes(arguments: &ProbesArguments) -> Outcome {
         }
     }
     if failed.is_empty() { Ok(()) } else { Err(format!("probes fail on {}", failed.join(" and "))) }
+}
+
+/// Whether what is needed to start these kernels is there.
+fn all_there(series: &[Series]) -> Outcome {
+    let missing = setup::missing(series);
+    for line in &missing {
+        println!("lab: {line}");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err("`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned())
 }
 
 /// Builds the daemon with probes in it.
@@ -143,6 +156,8 @@ fn try_on(series: Series, image: &[u8]) -> Result<Report, String> {
         image_bytes: u64::try_from(image.len()).unwrap_or(u64::MAX),
         directory: &directory,
         timeout: BOOT_TIMEOUT,
+        card: None,
+        words: String::new(),
     };
     let told = machine.run();
     let _ = fs::remove_file(&path);

@@ -1,13 +1,17 @@
 //! Sends with a copy in the kernel and without: what either costs on the paths that a machine has by itself.
 //!
-//! On both the kernel copies in the end what is sent "without", which the notices say and which is counted here: this is
-//! the price of not adapting, not the gain. A network card that gathers is needed for that.
+//! On loopback and between virtual interfaces the kernel copies in the end what is sent "without", which the notices say and
+//! which is counted here: this is the price of not adapting, not the gain. Out of an interface that swallows everything it
+//! does not: there the daemon's ring is measured, with no daemon around it, since nobody would answer.
 
 use std::process::Command;
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::pipeline::Layout;
 use crate::report::Case;
+
+#[cfg(feature = "ring")]
+mod into_nothing;
 
 use super::{Settings, WARM_UP, Window, Workload};
 
@@ -25,6 +29,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         Ok(namespaces) => cases.push(path(settings, "virtual interfaces", Some(&namespaces))?),
         Err(reason) => settings.notes.not_run(format!("zero-copy over virtual interfaces ({reason})")),
     }
+    #[cfg(feature = "ring")]
+    into_nothing::run(settings, &mut cases);
     Ok(cases)
 }
 
@@ -83,9 +89,9 @@ fn transfer(settings: &Settings, mode: &'static str, apart: Option<&Namespaces>)
     Ok(run)
 }
 
-/// Two network namespaces with a pair of virtual interfaces between them. They go with the value.
+/// Network namespaces, such as two with a pair of virtual interfaces between them. They go with the value.
 struct Namespaces {
-    names: [String; 2],
+    names: Vec<String>,
 }
 
 /// Addresses of the two ends.
@@ -98,8 +104,8 @@ impl Namespaces {
             return Err("needs root".to_owned());
         }
         let namespaces =
-            Self { names: ["a", "b"].map(|end| format!("weir-bench-{}{end}", std::process::id())) };
-        let [a, b] = &namespaces.names;
+            Self { names: ["a", "b"].map(|end| format!("weir-bench-{}{end}", std::process::id())).to_vec() };
+        let (a, b) = (&namespaces.names[0], &namespaces.names[1]);
         ip(&format!("netns add {a}"))?;
         ip(&format!("netns add {b}"))?;
         ip(&format!("-n {a} link add veth0 type veth peer name veth0 netns {b}"))?;

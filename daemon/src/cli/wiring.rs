@@ -9,6 +9,8 @@ use crate::config::{self, Config};
 use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
+use crate::io::accounting::Accounting;
+use crate::io::probe::Probe;
 use crate::io::probe::{self, Level};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::zero_copy::{ZeroCopySupport, support};
@@ -102,7 +104,7 @@ fn pin(mode: config::PinMode) -> Pin {
 }
 
 /// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
-fn zero_copy(config: &Config) -> (ZeroCopySetting, bool) {
+fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
     let mode = match config.link.zero_copy {
         config::ZeroCopyMode::Auto => ZeroCopyMode::Auto,
         config::ZeroCopyMode::Always => ZeroCopyMode::Always,
@@ -120,7 +122,17 @@ fn zero_copy(config: &Config) -> (ZeroCopySetting, bool) {
             Some(format!("the kernel has no zero-copy send of several ranges, which needs Linux 6.1 ({errno})"))
         }
     };
-    (ZeroCopySetting { mode, lost }, support == ZeroCopySupport::Measured)
+    let mut setting = ZeroCopySetting { lost, ..ZeroCopySetting::of(mode) };
+    if setting.lost.is_none() {
+        let accounting = Accounting::find();
+        setting.lost = accounting.against_plain();
+        setting.unregistered = match found.level {
+            Level::Full => accounting.against_registered(),
+            Level::OneShot | Level::Incremental => found.lost.clone(),
+        };
+        setting.accounting = accounting.to_string();
+    }
+    (setting, support == ZeroCopySupport::Measured)
 }
 
 /// The shard threads, and the ways to and from them.
@@ -144,9 +156,10 @@ impl Shards {
         };
         let found = probe::probe(highest).map_err(ring_problem)?;
         tracing::info!("{found}");
-        let (zero_copy, zero_copy_usage) = zero_copy(config);
+        let (zero_copy, zero_copy_usage) = zero_copy(config, &found);
         let ring = UringConfig {
             zero_copy_usage,
+            register: zero_copy.mode != ZeroCopyMode::Never && zero_copy.unregistered.is_none(),
             buffers: u16::try_from(config.io.receive_buffers).unwrap_or(u16::MAX),
             buffer_bytes: config.io.receive_buffer_bytes,
             hugepages: hugepages(config.memory.hugepages),

@@ -1,7 +1,8 @@
 //! io_uring, feature by feature: each is tried, as the daemon does when it starts.
 
 use super::Row;
-use crate::config::{Config, IoLevel};
+use crate::config::{Config, IoLevel, ZeroCopyMode};
+use crate::io::accounting::Accounting;
 use crate::io::probe::{self, LOST_FIX, Level};
 
 /// What became of each level.
@@ -11,6 +12,8 @@ pub struct RingFacts {
     pub allowed: Level,
     /// From the lowest to the highest. An error has what is lost, in the words of `weir status`.
     pub tried: Vec<(Level, Result<(), String>)>,
+    /// What sockets are charged for zero-copy sends from hugepages; none with `link.zero_copy = "never"`.
+    pub accounting: Option<Accounting>,
 }
 
 impl RingFacts {
@@ -23,7 +26,8 @@ impl RingFacts {
             IoLevel::Oneshot => Level::OneShot,
         };
         let tried = Level::ALL.into_iter().map(|level| (level, probe::try_level(level)));
-        Self { allowed, tried: tried.collect() }
+        let is_sending = config.link.zero_copy != ZeroCopyMode::Never;
+        Self { allowed, tried: tried.collect(), accounting: is_sending.then(Accounting::find) }
     }
 }
 
@@ -58,12 +62,26 @@ pub fn rows(facts: &RingFacts) -> Vec<Row> {
                     Level::Incremental => {
                         row(found).degraded("one receive at a time, each into memory of its socket", fix)
                     }
-                    Level::Full => row(found).degraded("the kernel copies what is sent", fix),
+                    Level::Full => row(found).degraded("a zero-copy send costs up to twice the CPU", fix),
                 }
             }
         }
     });
-    rows.collect()
+    rows.chain([accounting(facts.accounting.as_ref())]).collect()
+}
+
+fn accounting(found: Option<&Accounting>) -> Row {
+    let (name, wanted) =
+        ("zero_copy/accounting", "what is sent is charged to the socket, and not a hugepage for it");
+    let Some(found) = found else { return Row::off(name, wanted, "link.zero_copy = \"never\"") };
+    let row = Row::new(name, wanted, found.to_string());
+    let fix = "a newer kernel, or memory.hugepages = \"off\"";
+    match (found.against_plain(), found.against_registered(), &found.plain) {
+        (Some(_), _, _) => row.degraded("all links copy", fix),
+        (None, Some(_), _) => row.degraded("zero-copy sends are from memory that is not registered", fix),
+        (None, None, Err(why)) => Row::off(name, wanted, format!("not tried: {why}")),
+        (None, None, Ok(_)) => row,
+    }
 }
 
 #[cfg(test)]
@@ -73,11 +91,14 @@ mod tests {
 
     fn facts(allowed: Level, outcomes: [Result<(), &str>; 3]) -> RingFacts {
         let tried = Level::ALL.into_iter().zip(outcomes.map(|outcome| outcome.map_err(str::to_owned)));
-        RingFacts { allowed, tried: tried.collect() }
+        RingFacts { allowed, tried: tried.collect(), accounting: None }
     }
 
     fn states(facts: &RingFacts) -> Vec<State> {
-        rows(facts).iter().map(|row| row.state).collect()
+        let rows = rows(facts);
+        let (last, levels) = rows.split_last().unwrap();
+        assert_eq!((last.name.as_str(), last.state), ("zero_copy/accounting", State::Off));
+        levels.iter().map(|row| row.state).collect()
     }
 
     #[test]
@@ -97,10 +118,25 @@ mod tests {
     fn what_the_configuration_forbids_is_told_as_in_the_status() {
         let found = rows(&facts(Level::OneShot, [Ok(()); 3]));
         assert_eq!(found[0].state, State::Ok);
-        for row in &found[1..] {
+        for row in &found[1..3] {
             assert_eq!((row.state, &*row.fix), (State::Degraded, LOST_FIX));
             assert_eq!(row.found, "oneshot is the highest level that the configuration allows");
         }
+    }
+
+    #[test]
+    fn what_sockets_are_charged_is_a_row_that_says_what_it_costs() {
+        let row = |plain: u32, registered: u32| {
+            let found = Accounting { plain: Ok(plain), registered: Ok(registered), alone: Ok(128) };
+            let row = accounting(Some(&found));
+            (row.state, row.effect)
+        };
+        assert_eq!(row(2, 2).0, State::Ok);
+        assert_eq!(row(2, 100).0, State::Degraded);
+        assert_eq!(row(100, 2), (State::Degraded, "all links copy".to_owned()));
+        let none = || Err("no hugepage is free".to_owned());
+        let untried = accounting(Some(&Accounting { plain: none(), registered: none(), alone: none() }));
+        assert_eq!((untried.state, &*untried.found), (State::Off, "not tried: no hugepage is free"));
     }
 
     #[test]

@@ -85,10 +85,15 @@ impl fmt::Display for BatchError {
 }
 
 impl SendBatch {
-    /// Calls `each` with the address and length of every part, in order. Nothing is read.
+    /// Calls `each` with the address and length of every part, in order. Nothing is read. `headers`: where the headers were
+    /// copied to, if they were.
     ///
     /// The addresses stay valid until the batch is changed or dropped; moving it is fine.
-    pub(super) fn for_each_range(&self, mut each: impl FnMut(*const u8, u32)) -> Result<(), BatchError> {
+    pub(super) fn for_each_range(
+        &self,
+        headers: Option<*const u8>,
+        mut each: impl FnMut(*const u8, u32),
+    ) -> Result<(), BatchError> {
         if self.parts.is_empty() {
             return Err(BatchError::Empty);
         }
@@ -97,7 +102,7 @@ impl SendBatch {
         }
         let mut found = 0;
         for (index, part) in self.parts.iter().enumerate() {
-            let address = self.address(part).ok_or(BatchError::Part(index))?;
+            let address = self.address(part, headers).ok_or(BatchError::Part(index))?;
             each(address, part.bytes());
             found += u64::from(part.bytes());
         }
@@ -107,7 +112,7 @@ impl SendBatch {
         Ok(())
     }
 
-    fn address(&self, part: &SendPart) -> Option<*const u8> {
+    fn address(&self, part: &SendPart, headers: Option<*const u8>) -> Option<*const u8> {
         if part.bytes() == 0 {
             return None;
         }
@@ -115,7 +120,8 @@ impl SendBatch {
             SendPart::Header { start, bytes } => {
                 let start = usize::try_from(*start).ok()?;
                 let end = start.checked_add(usize::try_from(*bytes).ok()?)?;
-                Some(self.headers.get(start..end)?.as_ptr())
+                let range = self.headers.get(start..end)?;
+                Some(headers.map_or(range.as_ptr(), |headers| headers.wrapping_add(start)))
             }
             SendPart::Region { region, segment, offset, bytes } => {
                 Some(region.slice(*segment, *offset, *bytes)?.address())

@@ -11,8 +11,10 @@ mod holds;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::memory::SendRegion;
 use holds::Holds;
 pub use holds::NoticePolicy;
 
@@ -85,6 +87,7 @@ pub struct FakeRing {
     failure: Option<RingError>,
     counters: RingCounters,
     parks: Vec<Option<Duration>>,
+    forgotten: Vec<Weak<SendRegion>>,
 }
 
 impl Default for FakeRing {
@@ -107,6 +110,7 @@ impl Default for FakeRing {
             failure: None,
             counters: RingCounters::default(),
             parks: Vec::new(),
+            forgotten: Vec::new(),
         }
     }
 }
@@ -116,6 +120,12 @@ impl FakeRing {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// How often this region was forgotten.
+    #[must_use]
+    pub fn times_forgotten(&self, region: &Weak<SendRegion>) -> usize {
+        self.forgotten.iter().filter(|forgotten| forgotten.ptr_eq(region)).count()
     }
 
     /// Sets what becomes of sends of sockets that are added from now on.
@@ -348,7 +358,7 @@ fn readable_bytes(batch: &SendBatch) -> u32 {
 fn contents(batch: &SendBatch, count: u32) -> Vec<u8> {
     let (mut bytes, mut left) = (Vec::new(), count);
     batch
-        .for_each_range(|address, length| {
+        .for_each_range(None, |address, length| {
             let length = length.min(left);
             left -= length;
             // SAFETY: the range lies inside memory that the batch keeps alive and that the kernel could read. In these
@@ -405,7 +415,7 @@ impl Ring for FakeRing {
         if entry.in_flight.is_some() {
             return Err((RingError::retry("send while one is in flight", Errno(libc::EALREADY)), batch));
         }
-        if let Err(error) = batch.for_each_range(|_, _| {}) {
+        if let Err(error) = batch.for_each_range(None, |_, _| {}) {
             return Err((RingError::socket(format!("send: {error}"), Errno(libc::EINVAL)), batch));
         }
         entry.in_flight = Some(batch);
@@ -416,6 +426,21 @@ impl Ring for FakeRing {
         self.send(socket, batch)?;
         self.socket(socket).is_zero_copy = true;
         Ok(())
+    }
+
+    fn forget_region(&mut self, region: &Arc<SendRegion>) {
+        let draws = |batch: &SendBatch| {
+            batch.parts.iter().any(|part| match part {
+                SendPart::Region { region: of_part, .. } => Arc::ptr_eq(of_part, region),
+                SendPart::Header { .. } => false,
+            })
+        };
+        let in_flight = self.sockets.values().filter_map(|socket| socket.in_flight.as_ref());
+        assert!(
+            !in_flight.chain(self.holds.batches()).any(draws),
+            "a region was forgotten with a batch in flight"
+        );
+        self.forgotten.push(Arc::downgrade(region));
     }
 
     fn receive(&mut self, socket: SocketSlot) -> Result<(), RingError> {

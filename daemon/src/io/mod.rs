@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)] // hands addresses to the kernel and reads what the kernel wrote
 
+pub mod accounting;
 mod batch;
 mod error;
 #[cfg(test)]
@@ -23,7 +24,10 @@ pub mod uring;
 pub mod zero_copy;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::memory::SendRegion;
 
 pub use batch::{BatchError, PARTS_MAX, SendBatch, SendPart};
 pub use error::{Disposition, Errno, RingError};
@@ -49,8 +53,8 @@ impl SocketSlot {
     }
 }
 
-/// A batch that the kernel still reads, from [`Completion::SentHeld`] to [`Completion::Released`]. A small number: the
-/// lowest that no other such batch of the ring has.
+/// A batch that the kernel still reads, from [`Completion::SentHeld`] to [`Completion::Released`]. A small number that no
+/// other such batch of the ring has: there are no more of them than were ever held at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(u32);
 
@@ -169,6 +173,23 @@ pub struct RingCounters {
     pub rearmed: u64,
     /// Times the kernel was short of memory or of room for completions and asked to be called again.
     pub deferred: u64,
+    /// What became of registering regions.
+    pub registered: RegisteredCounters,
+}
+
+/// Regions that zero-copy sends name by a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegisteredCounters {
+    /// Those that are registered now.
+    pub regions: u32,
+    /// Their size, in bytes.
+    pub bytes: u64,
+    /// Sends that named one.
+    pub sends: u64,
+    /// Times that the kernel refused to register one, or a send for what it named.
+    pub refused: u64,
+    /// Why, the last time; 0 if it has registered one since.
+    pub errno: i32,
 }
 
 /// The operations of a shard. All of them are for one thread.
@@ -201,6 +222,9 @@ pub trait Ring {
     ///
     /// As for [`Ring::send`].
     fn send_zero_copy(&mut self, socket: SocketSlot, batch: SendBatch) -> Result<(), (RingError, SendBatch)>;
+
+    /// No batch that is sent from now on draws on this region. Without it a ring may keep the region in memory.
+    fn forget_region(&mut self, region: &Arc<SendRegion>);
 
     /// Starts to receive, until the stream ends or the socket is closed. Repeating it has no effect.
     ///

@@ -117,7 +117,8 @@ pub fn try_level(level: Level) -> Result<(), String> {
         }),
         Level::Full => try_zero_copy().map_err(|errno| {
             format!(
-                "no zero-copy send from registered memory, which needs {} ({errno})",
+                "no zero-copy sends from registered memory, which need {} ({errno}): the kernel looks up the pages of each \
+                 anew, and nothing else is lost",
                 needed(errno, "6.15")
             )
         }),

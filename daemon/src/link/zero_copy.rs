@@ -7,17 +7,22 @@
 //! |---|---|---|
 //! | start | the peer is local | copying, for 10 s |
 //! | start | it is not | without copy |
-//! | without copy | half of the last 16 notices say copied | copying, for as long as the next rest is |
+//! | without copy | all of the last 16 notices say copied | copying, for as long as the next rest is |
 //! | without copy | no memory may be locked for a send | the same |
 //! | copying | the rest is over | probing: 4 sends without copy |
-//! | probing | at least half of them were copied | copying, for a rest twice as long, of at most 10 min |
-//! | probing | fewer were copied | without copy; the next rest is 10 s again |
+//! | probing | all of them were copied | copying, for a rest twice as long, of at most 10 min |
+//! | probing | not all were copied | without copy; the next rest is 10 s again |
 //! | probing | no memory may be locked for a send | copying, for a rest twice as long |
 //! | any | the socket or the kernel knows no zero-copy send | off for good |
 //!
 //! With `always` what notices say is without effect, and a rest is over without probing. A batch of fewer than 16 KiB is
 //! copied in any state, and so is one when so many are outstanding that their headers would take too much memory: what
 //! is outstanding is bounded, and sending never waits for a notice.
+//!
+//! It takes all of them, since one alone may say so wrongly. What a socket cannot send at once waits in packets of up to 64 KiB
+//! and 17 pieces, and a small batch may wait in one that was begun for the batch before it. Then the kernel (since 6.10) tells
+//! the truth for the first batch of each packet only, and calls the others copied; the ring takes that back where it sees it.
+//! Where the kernel does copy it says so of all.
 //!
 //! A notice belongs to the state in which its batch was sent: what comes late says nothing about the state of now.
 
@@ -27,6 +32,8 @@ use std::os::fd::BorrowedFd;
 
 use socket2::{SockAddr, SockRef};
 use weir_flow::ids::{LinkId, Time};
+
+use crate::io::RegisteredCounters;
 
 /// Least size of a batch that is sent without a copy, in bytes: below it copying is cheaper.
 pub(crate) const BATCH_BYTES_MIN: u32 = 16 << 10;
@@ -63,13 +70,23 @@ pub struct ZeroCopySetting {
     pub mode: ZeroCopyMode,
     /// Why the kernel cannot do it here, if it cannot. Then no link does.
     pub lost: Option<String>,
+    /// Why no memory is registered for it, if none is.
+    pub unregistered: Option<String>,
+    /// What the kernel charges sockets for what is sent so; empty if that was not looked at.
+    pub accounting: String,
 }
 
 impl ZeroCopySetting {
+    /// Links send like this, of memory that may be registered.
+    #[must_use]
+    pub const fn of(mode: ZeroCopyMode) -> Self {
+        Self { mode, lost: None, unregistered: None, accounting: String::new() }
+    }
+
     /// No link sends without a copy.
     #[must_use]
     pub const fn never() -> Self {
-        Self { mode: ZeroCopyMode::Never, lost: None }
+        Self::of(ZeroCopyMode::Never)
     }
 }
 
@@ -113,6 +130,8 @@ pub(crate) struct ZeroCopyState {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ZeroCopyReport {
     pub(crate) setting: ZeroCopySetting,
+    /// Memory that its sends can name.
+    pub(crate) registered: RegisteredCounters,
     pub(crate) links: BTreeMap<LinkId, ZeroCopyState>,
 }
 
@@ -255,14 +274,14 @@ impl ZeroCopy {
         self.notices = self.notices << 1 | u16::from(was_copied);
         match &mut self.state {
             State::ZeroCopy => {
-                if self.notices.count_ones() >= NOTICES / 2 {
+                if self.notices.count_ones() == NOTICES {
                     self.rest(Why::Copied, now);
                 }
             }
             State::Probing { unanswered, copied, .. } => {
                 *unanswered = unanswered.saturating_sub(1);
                 *copied += u8::from(was_copied);
-                let (is_over, is_copied) = (*unanswered == 0, *copied >= PROBE_SENDS / 2);
+                let (is_over, is_copied) = (*unanswered == 0, *copied == PROBE_SENDS);
                 if is_over && is_copied {
                     self.rest(Why::Copied, now);
                 } else if is_over {

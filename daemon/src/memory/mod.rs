@@ -19,6 +19,7 @@ mod error;
 mod region;
 pub mod reserve;
 mod scratch;
+mod span;
 pub mod system;
 
 #[cfg(test)]
@@ -31,6 +32,7 @@ use weir_flow::limits::is_segment_size;
 pub use error::RegionError;
 pub use region::{ReceiveRegion, RegionSlice, SendRegion};
 pub use scratch::Scratch;
+pub use span::{TAIL_BYTES, Tail};
 
 /// Bytes of a hugepage. Regions and scratch use this size only.
 pub const HUGEPAGE_BYTES: u64 = 2 << 20;

@@ -5,11 +5,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, madvise};
 
+use super::span::{Span, TAIL_BYTES};
 use super::system::{self, Hugepages};
 use super::{Backing, HugepageMode, PAGE_BYTES, RegionError, region_bytes};
 
@@ -129,12 +129,17 @@ impl SendRegion {
         self.memory.backing
     }
 
+    /// Where it lies.
+    pub(super) const fn span(&self) -> &Span {
+        &self.memory.span
+    }
+
     /// Takes the memory away from under the mapping, as a client does that punches a hole for which there is no page
     /// left.
     #[cfg(test)]
     pub fn forbid_reading(&self) {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let (start, bytes) = (self.memory.map.as_mut_ptr().cast(), self.memory.map.len());
+        let (start, bytes) = (self.memory.span.address().cast(), self.memory.span.bytes());
         // Beyond the end of a file there is no memory, as there is none in such a hole.
         let empty = rustix::fs::memfd_create("weir-hole", MemfdFlags::CLOEXEC).expect("a file");
         let flags = MapFlags::SHARED | MapFlags::FIXED;
@@ -206,19 +211,29 @@ struct Access {
     mode: Mode,
     /// Seals beside those that every region has.
     seals: SealFlags,
+    /// Bytes of ordinary pages behind it.
+    tail_bytes: usize,
 }
 
-const SEND: Access =
-    Access { name: "weir-send", mode: Mode::from_raw_mode(0o600), seals: SealFlags::empty() };
+const SEND: Access = Access {
+    name: "weir-send",
+    mode: Mode::from_raw_mode(0o600),
+    seals: SealFlags::empty(),
+    tail_bytes: TAIL_BYTES,
+};
 
 // The seal leaves the daemon's mapping writable, since that exists before the seal.
-const RECEIVE: Access =
-    Access { name: "weir-receive", mode: Mode::from_raw_mode(0o400), seals: SealFlags::FUTURE_WRITE };
+const RECEIVE: Access = Access {
+    name: "weir-receive",
+    mode: Mode::from_raw_mode(0o400),
+    seals: SealFlags::FUTURE_WRITE,
+    tail_bytes: 0,
+};
 
 /// One mapped, sealed region.
 #[derive(Debug)]
 struct Mapping {
-    map: MmapRaw,
+    span: Span,
     segments: u32,
     segment_bytes: u32,
     backing: Backing,
@@ -264,12 +279,11 @@ impl Mapping {
         let os = |call| move |errno| RegionError::Os { call, errno };
         rustix::fs::fchmod(&file, access.mode).map_err(os("fchmod"))?;
         // Filling the page tables now spares the first send or receive of each segment a page fault.
-        let map = MmapOptions::new().len(length).populate().map_raw(&file).map_err(|error| {
-            RegionError::Os { call: "mmap", errno: Errno::from_io_error(&error).unwrap_or(Errno::NOMEM) }
-        })?;
+        let page = usize::try_from(backing.page_bytes()).unwrap_or(usize::MAX);
+        let span = Span::map(&file, length, page, access.tail_bytes).map_err(os("mmap"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | access.seals;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(os("fcntl(F_ADD_SEALS)"))?;
-        Ok((Self { map, segments, segment_bytes, backing }, file))
+        Ok((Self { span, segments, segment_bytes, backing }, file))
     }
 
     /// Address of this range, if it lies inside one segment.
@@ -282,11 +296,11 @@ impl Mapping {
         let start = usize::try_from(start).ok()?;
         // SAFETY: `start` + `bytes` is at most `segments` x `segment_bytes`, which is at most the length of the
         // mapping, itself below isize::MAX.
-        Some(unsafe { self.map.as_mut_ptr().add(start) })
+        Some(unsafe { self.span.address().add(start) })
     }
 
     fn bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.span.bytes() as u64
     }
 }
 

@@ -4,7 +4,9 @@ use weir_flow::ids::LinkId;
 
 use crate::control::snapshot::Subsystem;
 use crate::control::zero_copy::ZeroCopyRow;
+use crate::io::Errno;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopyState};
+use crate::memory::mebibytes;
 use crate::shard::mailbox::ShardSnapshot;
 
 /// What lets the kernel lock as much memory as zero-copy sends need.
@@ -31,7 +33,8 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
     let links = || shards.iter().flat_map(|shard| shard.zero_copy.links.values());
     let of_mode = |mode: &str| links().filter(|link| link.mode == mode).count();
     let sum = |count: fn(&ZeroCopyState) -> u64| links().map(count).sum::<u64>();
-    let detail = format!(
+    let registered = || shards.iter().map(|shard| &shard.zero_copy.registered);
+    let mut detail = format!(
         "{} of {} data links send without a copy, {} try; {} batches sent so, {} of them copied by the kernel",
         of_mode("zero_copy"),
         links().count(),
@@ -39,9 +42,28 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
         sum(|link| link.counts.sent),
         sum(|link| link.counts.copied),
     );
+    match &setting.unregistered {
+        Some(why) => detail.push_str(&format!("; no memory is registered: {why}")),
+        None => detail.push_str(&format!(
+            "; {} named registered memory, of which there are {} MiB in {} regions",
+            registered().map(|of| of.sends).sum::<u64>(),
+            mebibytes(registered().map(|of| of.bytes).sum()),
+            registered().map(|of| of.regions).sum::<u32>(),
+        )),
+    }
+    if !setting.accounting.is_empty() {
+        detail.push_str(&format!("; a byte from a hugepage is charged: {}", setting.accounting));
+    }
     let short = links().filter(|link| link.is_short_of_memory).count();
+    let refused = registered().find(|of| matches!(of.errno, libc::ENOMEM | libc::EPERM));
     if short == 0 {
-        return Subsystem::ok(name, detail);
+        let Some(refused) = refused else { return Subsystem::ok(name, detail) };
+        let reason = format!(
+            "memlock: the kernel may lock no more memory to register regions ({}); sends from them have it look up their \
+             pages each time",
+            Errno(refused.errno)
+        );
+        return Subsystem::degraded(name, detail, reason, MEMLOCK_FIX);
     }
     let reason = format!(
         "memlock: on {short} data links the kernel may lock no more memory for what is being sent; they copy, and try \
@@ -70,6 +92,7 @@ mod tests {
 
     use super::*;
     use crate::control::snapshot::Health;
+    use crate::io::RegisteredCounters;
     use crate::link::zero_copy::{ZeroCopyCounts, ZeroCopyReport, ZeroCopySetting};
     use crate::node::tests::snapshot;
 
@@ -80,9 +103,10 @@ mod tests {
                 ZeroCopyState { mode, reason: None, is_short_of_memory: *is_short, outstanding: 1, counts };
             (LinkId(number as u32), state)
         };
-        let setting = ZeroCopySetting { mode, lost: lost.map(str::to_owned) };
+        let setting = ZeroCopySetting { lost: lost.map(str::to_owned), ..ZeroCopySetting::of(mode) };
         let links: BTreeMap<LinkId, ZeroCopyState> = links.iter().enumerate().map(state).collect();
-        ShardSnapshot { zero_copy: ZeroCopyReport { setting, links }, ..snapshot(0) }
+        let registered = RegisteredCounters { regions: 2, bytes: 3 << 20, sends: 4, ..Default::default() };
+        ShardSnapshot { zero_copy: ZeroCopyReport { setting, registered, links }, ..snapshot(0) }
     }
 
     #[test]
@@ -93,13 +117,26 @@ mod tests {
             (fine.state, &*fine.detail),
             (
                 Health::Ok,
-                "1 of 3 data links send without a copy, 1 try; 15 batches sent so, 6 of them copied by the kernel"
+                "1 of 3 data links send without a copy, 1 try; 15 batches sent so, 6 of them copied by the kernel; \
+                 4 named registered memory, of which there are 3 MiB in 2 regions"
             )
         );
         let short = line(&[shard(ZeroCopyMode::Auto, None, &[("copy", true)])]);
         assert_eq!(short.state, Health::Degraded);
         assert!(short.reason.unwrap().starts_with("memlock: on 1 data links"));
         assert!(short.fix.unwrap().contains("CAP_IPC_LOCK"));
+        let mut refused = shard(ZeroCopyMode::Auto, None, &states);
+        refused.zero_copy.registered.errno = libc::ENOMEM;
+        refused.zero_copy.setting.unregistered = Some("too old".to_owned());
+        refused.zero_copy.setting.accounting = "x2".to_owned();
+        let refused = line(&[refused]);
+        assert!(
+            refused.reason.unwrap().starts_with("memlock: the kernel may lock no more memory to register")
+        );
+        let detail = refused.detail;
+        assert!(
+            detail.ends_with("; no memory is registered: too old; a byte from a hugepage is charged: x2")
+        );
         for (mode, lost, state) in [
             (ZeroCopyMode::Never, None, Health::Off),
             (ZeroCopyMode::Auto, Some("too old"), Health::Off),

@@ -204,6 +204,8 @@ impl<R: Ring> ShardLoop<R> {
             Notice::PartitionReleased(id) => {
                 if let Some(partition) = self.rings.partitions.remove(&id) {
                     self.attachments.remove_target(partition.key);
+                    // Else a registration of it would keep its memory.
+                    self.ring.forget_region(&partition.region);
                     self.tell(ToNode::RingReleased { key: partition.key });
                 }
             }

@@ -92,7 +92,11 @@ impl<R: Ring> ShardLoop<R> {
     /// How the links of the shard send.
     pub(super) fn zero_copy_report(&self) -> ZeroCopyReport {
         let links = self.links.zero_copies().map(|(id, zero_copy)| (id, zero_copy.report())).collect();
-        ZeroCopyReport { setting: self.options.zero_copy.clone(), links }
+        ZeroCopyReport {
+            setting: self.options.zero_copy.clone(),
+            registered: self.ring.counters().registered,
+            links,
+        }
     }
 
     /// A send has ended of which the kernel reads nothing any more. If it was a zero-copy send that was refused as such, the

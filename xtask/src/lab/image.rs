@@ -1,26 +1,31 @@
 //! The file system of the guest: the weir program with its libraries, a busybox, and the script that drives them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::archive::Archive;
 use super::setup::said;
 
-/// What the guest does.
-const SCRIPT: &[u8] = include_bytes!("guest.sh");
+/// Where drivers lie.
+const DRIVERS: &str = "/drivers";
 
 /// Directories that the script mounts something on or writes to.
-const DIRECTORIES: &[&str] = &["/proc", "/sys", "/dev", "/run", "/tmp"];
+const DIRECTORIES: &[&str] = &["/proc", "/sys", "/dev", "/run", "/tmp", DRIVERS];
 
 /// The console of the first program: without it, what fails early says nothing.
 const CONSOLE: (u32, u32) = (5, 1);
 
-/// The whole file system, as the kernel unpacks it.
+/// The whole file system, as the kernel unpacks it: `script` is what the guest does.
 ///
 /// # Errors
 /// A file that cannot be read, or a library that this machine does not have.
-pub(super) fn build(weir: &Path, busybox: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn build(
+    weir: &Path,
+    busybox: &Path,
+    script: &[u8],
+    drivers: &[PathBuf],
+) -> Result<Vec<u8>, String> {
     let mut archive = Archive::default();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -32,7 +37,11 @@ pub(super) fn build(weir: &Path, busybox: &Path) -> Result<Vec<u8>, String> {
     for library in libraries(&linked(weir)?)? {
         archive.file(&library, &read(Path::new(&library))?, true);
     }
-    archive.file("/init", SCRIPT, true);
+    for driver in drivers {
+        let name = driver.file_name().unwrap_or_default().to_string_lossy();
+        archive.file(&format!("{DRIVERS}/{name}"), &read(driver)?, false);
+    }
+    archive.file("/init", script, true);
     Ok(archive.finish())
 }
 

@@ -28,6 +28,20 @@ pub(super) struct Machine<'a> {
     pub(super) directory: &'a Path,
     /// Longest time that it may run. Then it is killed.
     pub(super) timeout: Duration,
+    /// Its network card, if it has one.
+    pub(super) card: Option<Card>,
+    /// Words for its kernel and its first program, beside those that all machines get.
+    pub(super) words: String,
+}
+
+/// A network card. What it sends goes to the machine's other guests as it is, in as large pieces as the guest likes.
+pub(super) struct Card {
+    /// The network namespace in which QEMU runs.
+    pub(super) namespace: String,
+    /// The interface there that is its other end.
+    pub(super) tap: String,
+    /// The last byte of its address.
+    pub(super) number: u8,
 }
 
 /// What a machine has said until it stopped, or was stopped.
@@ -56,10 +70,28 @@ impl Machine<'_> {
     fn command(&self) -> Command {
         // The kernel has the archive and what it unpacks from it in memory at a time.
         let memory = MEMORY_MIB + 2 * self.image_bytes.div_ceil(1 << 20);
-        // No network, and time for both ends of a link to be started anew. Unknown words with `=` are variables of init.
+        // Time for both ends of a link to be started anew. Unknown words with `=` are variables of init.
         let seconds = self.timeout.as_secs();
-        let words = format!("console=ttyS0 quiet panic=-1 mitigations=off WEIR_SECONDS={seconds}");
-        let mut command = Command::new(QEMU);
+        let mut words = format!("console=ttyS0 quiet panic=-1 mitigations=off WEIR_SECONDS={seconds}");
+        if !self.words.is_empty() {
+            words = format!("{words} {}", self.words);
+        }
+        let mut command = match &self.card {
+            None => Command::new(QEMU),
+            Some(card) => {
+                let mut command = Command::new("ip");
+                // In place of this program, so that killing it kills the machine.
+                command.args(["netns", "exec", &card.namespace, QEMU]);
+                let Card { tap, number, .. } = card;
+                command.args(["-netdev", &format!("tap,id=card,ifname={tap},script=no,downscript=no")]).args(
+                    [
+                        "-device",
+                        &format!("virtio-net-pci,romfile=,netdev=card,mac=52:54:00:00:00:{number:02x}"),
+                    ],
+                );
+                command
+            }
+        };
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])
@@ -136,6 +168,8 @@ mod tests {
             image_bytes: (100 << 20) + 1,
             directory: Path::new("/lab/run"),
             timeout: Duration::from_secs(90),
+            card: None,
+            words: String::new(),
         };
         let line = process::describe(&machine.command());
         for part in [
@@ -149,7 +183,15 @@ mod tests {
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
-        assert!(!line.contains("kvm"), "{line}");
+        assert!(!line.contains("kvm") && !line.contains("netdev"), "{line}");
+        let card = Card { namespace: "n".to_owned(), tap: "t".to_owned(), number: 10 };
+        let machine = Machine { card: Some(card), words: "WEIR_ROLE=a".to_owned(), ..machine };
+        let line = process::describe(&machine.command());
+        for part in
+            ["ip netns exec n ", "ifname=t,script=no", "mac=52:54:00:00:00:0a", "WEIR_SECONDS=90 WEIR_ROLE=a"]
+        {
+            assert!(line.contains(part), "{part}: {line}");
+        }
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Report {
 }
 
 /// The sections of a report by name.
-fn sections(report: &str) -> BTreeMap<String, String> {
+pub(super) fn sections(report: &str) -> BTreeMap<String, String> {
     let mut sections = BTreeMap::<String, String>::new();
     let mut name = None;
     for line in report.lines() {

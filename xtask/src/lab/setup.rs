@@ -12,8 +12,19 @@ use crate::setup::is_on_path;
 pub(super) const QEMU: &str = "qemu-system-x86_64";
 const QEMU_PACKAGE: &str = "qemu-system-x86";
 
-/// The release of Debian whose kernels are tried: it has both.
-const KERNELS_RELEASE: &str = "bookworm";
+/// Drivers of the guest's network card, in the order in which they are loaded. Kernels that have one of them built in have
+/// no file of it.
+const DRIVERS: [&str; 9] = [
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "dimlib",
+    "failover",
+    "net_failover",
+    "virtio_net",
+];
 
 /// The package that depends on the newest kernel image of each suite.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
@@ -21,7 +32,7 @@ const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 /// A shell and what it needs, in one program without libraries.
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 
-/// A series of kernels that the probes are tried on.
+/// A series of kernels that something is tried on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Series {
     /// Debian 12's own
@@ -30,10 +41,16 @@ pub(super) enum Series {
     /// Debian 13's, for Debian 12 too
     #[value(name = "6.12")]
     V6_12,
+    /// The newest that Debian offers for one of its releases
+    #[value(name = "newest")]
+    Newest,
 }
 
+/// Those that the probes are tried on.
+pub(super) const PROBED: [Series; 2] = [Series::V6_1, Series::V6_12];
+
 /// All of them.
-pub(super) const SERIES: [Series; 2] = [Series::V6_1, Series::V6_12];
+pub(super) const SERIES: [Series; 3] = [Series::V6_1, Series::V6_12, Series::Newest];
 
 impl Series {
     /// As it is called.
@@ -41,12 +58,30 @@ impl Series {
         match self {
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+            Self::Newest => "newest",
+        }
+    }
+
+    /// The release of Debian whose kernels it is of.
+    const fn release(self) -> &'static str {
+        match self {
+            Self::V6_1 | Self::V6_12 => "bookworm",
+            Self::Newest => "trixie",
         }
     }
 
     /// The kernel, once it is there.
     pub(super) fn kernel(self) -> PathBuf {
         directory().join("kernels").join(self.name())
+    }
+
+    /// The drivers of its network card, once they are there, in files that are to be loaded by name.
+    pub(super) fn drivers(self) -> PathBuf {
+        directory().join("drivers").join(self.name())
+    }
+
+    fn is_there(self) -> bool {
+        self.kernel().is_file() && self.drivers().is_dir()
     }
 }
 
@@ -77,17 +112,19 @@ pub(super) fn run() -> Outcome {
         }
     }
     let mirrors = Mirrors::of_this_machine()?;
-    let absent: Vec<Series> = SERIES.into_iter().filter(|series| !series.kernel().is_file()).collect();
-    if !absent.is_empty() || !busybox().is_file() {
-        let apt = Apt::new("kernels", &mirrors.list(&[KERNELS_RELEASE]))?;
-        apt.update()?;
-        for series in absent {
-            let package = newest_image(&apt.query("apt-cache", &["show", KERNEL_PACKAGE])?, series)
-                .ok_or_else(|| format!("apt offers no {KERNEL_PACKAGE} of {}", series.name()))?;
-            apt.take(&package, &format!("boot/vmlinuz-{}", image_release(&package)), &series.kernel())?;
+    let absent: Vec<Series> = SERIES.into_iter().filter(|series| !series.is_there()).collect();
+    for release in ["bookworm", "trixie"] {
+        let mut wanted = absent.iter().filter(|series| series.release() == release).peekable();
+        let wants_busybox = release == "bookworm" && !busybox().is_file();
+        if wanted.peek().is_none() && !wants_busybox {
+            continue;
         }
-        if !busybox().is_file() {
-            apt.take(BUSYBOX_PACKAGE, "bin/busybox", &busybox())?;
+        let apt = Apt::new(release, &mirrors.list(&[release]))?;
+        apt.update()?;
+        wanted.try_for_each(|series| take_kernel(&apt, *series))?;
+        if wants_busybox {
+            let unpacked = apt.unpack(&[BUSYBOX_PACKAGE.to_owned()])?;
+            keep(&unpacked.join("bin/busybox"), &busybox())?;
         }
     }
     // Last, since it is the one part that not everybody may have.
@@ -106,7 +143,7 @@ pub(super) fn missing(series: &[Series]) -> Vec<String> {
     if !is_on_path(QEMU) {
         missing.push(format!("`{QEMU}` is missing (package {QEMU_PACKAGE})"));
     }
-    let kernels = series.iter().filter(|series| !series.kernel().is_file());
+    let kernels = series.iter().filter(|series| !series.is_there());
     missing.extend(kernels.map(|series| {
         format!("a Debian cloud kernel {} is missing: {}", series.name(), series.kernel().display())
     }));
@@ -188,29 +225,21 @@ impl Apt {
             .map_err(|problem| format!("the Debian archive of this machine cannot be read: {problem}"))
     }
 
-    /// Downloads a package and keeps one of its files.
-    fn take(&self, package: &str, file: &str, to: &Path) -> Outcome {
-        println!("lab: downloading {package}");
+    /// Downloads packages, and returns where they are unpacked until the next ones are.
+    fn unpack(&self, packages: &[String]) -> Result<PathBuf, String> {
+        println!("lab: downloading {}", packages.join(" "));
         let _ = fs::remove_dir_all(&self.downloads);
         let unpacked = self.downloads.join("unpacked");
         fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
-        self.query("apt-get", &["download", "-qq", package])?;
-        let archive = fs::read_dir(&self.downloads)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .ok_or_else(|| format!("apt-get downloaded no package {package}"))?;
-        said(Command::new("dpkg-deb").arg("--extract").args([&archive, &unpacked]))?;
-        if let Some(parent) = to.parent() {
-            fs::create_dir_all(parent).map_err(|error| format!("{}: {error}", parent.display()))?;
+        let words: Vec<&str> =
+            ["download", "-qq"].into_iter().chain(packages.iter().map(String::as_str)).collect();
+        self.query("apt-get", &words)?;
+        for archive in files(&self.downloads) {
+            if archive.extension().is_some_and(|extension| extension == "deb") {
+                said(Command::new("dpkg-deb").arg("--extract").args([&archive, &unpacked]))?;
+            }
         }
-        // In one step, so that half a file is never taken for what is there.
-        let kept = fs::rename(unpacked.join(file), to);
-        kept.map_err(|error| format!("{package} has no {file}: {error}"))?;
-        let _ = fs::remove_dir_all(&self.downloads);
-        Ok(())
+        Ok(unpacked)
     }
 
     /// Runs a program of apt and returns what it says.
@@ -223,6 +252,67 @@ impl Apt {
         command.current_dir(directory.map_or(Path::new("/"), |path| path.as_path()));
         said(command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C"))
     }
+}
+
+/// Downloads a kernel and the drivers of its network card.
+fn take_kernel(apt: &Apt, series: Series) -> Outcome {
+    let image = newest_image(&apt.query("apt-cache", &["show", KERNEL_PACKAGE])?, series)
+        .ok_or_else(|| format!("apt offers no {KERNEL_PACKAGE} of {}", series.name()))?;
+    let release = image_release(&image);
+    let packages = match series {
+        Series::V6_1 | Series::V6_12 => vec![image.clone()],
+        Series::Newest => ["binary", "modules"].map(|part| format!("linux-{part}-{release}")).to_vec(),
+    };
+    let unpacked = apt.unpack(&packages)?;
+    let places = [format!("boot/vmlinuz-{release}"), format!("usr/lib/modules/{release}/vmlinuz")];
+    let kernel = places.iter().map(|place| unpacked.join(place)).find(|path| path.is_file());
+    let kernel = kernel.ok_or_else(|| format!("{} has no kernel", packages.join(" and ")))?;
+    let drivers = series.drivers();
+    let _ = fs::remove_dir_all(&drivers);
+    let modules = ["lib", "usr/lib"].map(|place| unpacked.join(place).join("modules").join(release));
+    let mut found = Vec::new();
+    modules.iter().for_each(|directory| find_drivers(directory, &mut found));
+    for (number, path) in found {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        keep(&path, &drivers.join(format!("{number}-{name}")))?;
+    }
+    if !drivers.is_dir() {
+        return Err(format!("{} has no driver of a network card", packages.join(" and ")));
+    }
+    keep(&kernel, &series.kernel())
+}
+
+/// Adds the drivers that lie somewhere in a directory, with the place of each in the order of loading.
+fn find_drivers(directory: &Path, found: &mut Vec<(usize, PathBuf)>) {
+    for path in files(directory) {
+        if path.is_dir() && !path.is_symlink() {
+            find_drivers(&path, found);
+        } else if let Some(number) = driver(&path.file_name().unwrap_or_default().to_string_lossy()) {
+            found.push((number, path));
+        }
+    }
+}
+
+/// Where the driver in this file stands in the order of loading, if it is one.
+fn driver(file: &str) -> Option<usize> {
+    let (name, _) = file.split_once(".ko")?;
+    DRIVERS.iter().position(|driver| *driver == name)
+}
+
+/// What is in a directory.
+pub(super) fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    files
+}
+
+/// Moves a file to where it is kept: in one step, so that half a file is never taken for what is there.
+fn keep(from: &Path, to: &Path) -> Outcome {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).map_err(|error| format!("{}: {error}", parent.display()))?;
+    }
+    fs::rename(from, to).map_err(|error| format!("{} cannot be kept: {error}", from.display()))
 }
 
 /// Runs it and returns what it says; an error is the line that it gives as the reason then.
@@ -245,7 +335,10 @@ fn reason(text: &str) -> &str {
 
 /// The newest image of a series, from what is told of the package that depends on them.
 fn newest_image(packages: &str, series: Series) -> Option<String> {
-    let begin = format!("linux-image-{}.", series.name());
+    let begin = match series {
+        Series::V6_1 | Series::V6_12 => format!("linux-image-{}.", series.name()),
+        Series::Newest => "linux-image-".to_owned(),
+    };
     // Versions of one package stand newest first.
     packages
         .lines()
@@ -280,8 +373,16 @@ mod tests {
         let image = |series| newest_image(told, series);
         assert_eq!(image(Series::V6_1).as_deref(), Some("linux-image-6.1.0-57-cloud-amd64"));
         assert_eq!(image(Series::V6_12).as_deref(), Some("linux-image-6.12.95+deb12-cloud-amd64"));
+        assert_eq!(image(Series::Newest), image(Series::V6_12));
         assert_eq!(newest_image("Depends: linux-image-6.10.1-cloud-amd64\n", Series::V6_1), None);
         assert_eq!(image_release("linux-image-6.1.0-57-cloud-amd64"), "6.1.0-57-cloud-amd64");
+    }
+
+    #[test]
+    fn drivers_are_known_by_their_files_however_those_are_packed() {
+        assert_eq!(driver("virtio.ko"), Some(1));
+        assert_eq!(driver("virtio_net.ko.xz"), Some(DRIVERS.len() - 1));
+        assert_eq!((driver("nd_virtio.ko"), driver("virtio_net.txt")), (None, None));
     }
 
     #[test]

@@ -77,6 +77,11 @@ impl Holds {
         }
     }
 
+    /// Those that were not let go of.
+    pub(super) fn batches(&self) -> impl Iterator<Item = &SendBatch> {
+        self.table.iter().flatten().filter_map(|held| held.batch.as_ref())
+    }
+
     pub(super) fn told(&self) -> Vec<HoldId> {
         let is_told =
             |held: &Option<Held>| held.as_ref().is_some_and(|held| held.is_told && held.batch.is_some());

@@ -5,6 +5,7 @@ mod fake;
 mod park;
 mod probe;
 mod receive;
+mod registered;
 mod send;
 mod transfer;
 mod watch;

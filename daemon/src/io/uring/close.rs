@@ -9,6 +9,7 @@ use io_uring::opcode;
 use rustix::net::Shutdown;
 
 use super::Uring;
+use super::fixed::{Fixed, Kernel};
 use super::memory::{ReceiveMemory, Staging};
 use super::queue::Operation;
 use super::socket::Receiving;
@@ -103,10 +104,14 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        if !self.drain() {
+        if self.drain() {
+            let Self { fixed, queue, registrar, .. } = self;
+            fixed.forget_all(&mut Kernel { queue, registrar });
+        } else {
             // The kernel may still read and write this memory, so it is never given back.
             mem::forget(mem::take(&mut self.sockets));
             mem::forget(mem::take(&mut self.holds));
+            mem::forget(mem::replace(&mut self.fixed, Fixed::new(false)));
             mem::forget(mem::replace(&mut self.memory, ReceiveMemory::Staging(Staging::new(0))));
         }
     }

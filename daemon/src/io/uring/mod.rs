@@ -6,6 +6,7 @@
 //! | `queue` | the submission and completion queues, entering the kernel |
 //! | `socket` | the table of sockets |
 //! | `memory` | buffers to receive into |
+//! | `fixed` | regions that are registered, so that sends can name them |
 //! | `send`, `zero_copy`, `receive`, `watch`, `close` | one operation each: how it starts and what its completion means |
 //!
 //! Each entry handed to the kernel carries its operation and the place in the table that it is for. The kernel
@@ -13,6 +14,7 @@
 //! everything that was started for it, so a completion can never meet a stranger.
 
 mod close;
+mod fixed;
 mod memory;
 mod queue;
 mod receive;
@@ -26,11 +28,14 @@ mod zero_copy;
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use setup::{UringConfig, UringSetup};
 
 use super::{Chunk, Completion, Ring, RingCounters, RingError, SendBatch, SocketSlot, WatchId};
+use crate::memory::SendRegion;
+use fixed::{Fixed, Kernel, Registrar};
 use memory::ReceiveMemory;
 use queue::{Operation, Queue};
 use socket::Sockets;
@@ -48,6 +53,8 @@ pub struct Uring {
     queue: Queue,
     sockets: Sockets,
     holds: Holds,
+    fixed: Fixed<fixed::Source>,
+    registrar: Registrar,
     watches: Watches,
     memory: ReceiveMemory,
     /// Completions that no entry of the kernel stands for.
@@ -60,6 +67,9 @@ pub struct Uring {
 impl Uring {
     fn handle_completion(&mut self, completion: queue::Entry) -> Option<Completion> {
         let queue::Entry { operation, number, place, result, flags } = completion;
+        if operation != Operation::SendZeroCopy {
+            self.holds.interrupt();
+        }
         match operation {
             Operation::Send => self.handle_sent(place, result),
             Operation::SendZeroCopy => self.handle_zero_copy(number, place, result, flags),
@@ -89,6 +99,11 @@ impl Ring for Uring {
         self.start_zero_copy(socket, batch)
     }
 
+    fn forget_region(&mut self, region: &Arc<SendRegion>) {
+        let Self { fixed, queue, registrar, .. } = self;
+        fixed.forget(region, &mut Kernel { queue, registrar });
+    }
+
     fn receive(&mut self, socket: SocketSlot) -> Result<(), RingError> {
         self.start_receive(socket)
     }
@@ -102,6 +117,7 @@ impl Ring for Uring {
     }
 
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), RingError> {
+        self.holds.interrupt();
         let timeout = if self.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
         self.queue.park(timeout)
     }
@@ -129,6 +145,11 @@ impl Ring for Uring {
     }
 
     fn counters(&self) -> RingCounters {
-        RingCounters { enters: self.queue.enters(), deferred: self.queue.deferred(), ..self.counters }
+        RingCounters {
+            enters: self.queue.enters(),
+            deferred: self.queue.deferred(),
+            registered: self.fixed.counters(),
+            ..self.counters
+        }
     }
 }

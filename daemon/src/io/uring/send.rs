@@ -22,7 +22,7 @@ impl Uring {
         if socket.batch.is_some() {
             return Err((RingError::retry("send while one is in flight", Errno(libc::EALREADY)), batch));
         }
-        if let Err(error) = socket.message.set(&batch) {
+        if let Err(error) = socket.message.set(&batch, None) {
             return Err((RingError::socket(format!("send: {error}"), Errno(libc::EINVAL)), batch));
         }
         let place = slot.index() as u16;
@@ -53,11 +53,12 @@ impl Uring {
 }
 
 impl Message {
-    /// Names the ranges of this batch. Allocates only for more parts than any batch of this socket had before.
-    pub(super) fn set(&mut self, batch: &SendBatch) -> Result<(), BatchError> {
+    /// Names the ranges of this batch, with its headers where they were copied to, if they were. Allocates only for more
+    /// parts than any batch of this socket had before.
+    pub(super) fn set(&mut self, batch: &SendBatch, headers: Option<*const u8>) -> Result<(), BatchError> {
         self.parts.clear();
         let parts = &mut self.parts;
-        batch.for_each_range(|address, bytes| {
+        batch.for_each_range(headers, |address, bytes| {
             parts.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: bytes as usize });
         })?;
         self.header.msg_iov = self.parts.as_mut_ptr();

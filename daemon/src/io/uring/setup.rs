@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use io_uring::IoUring;
 
 use super::Uring;
+use super::fixed::{Fixed, REGIONS_MAX, Registrar};
 use super::memory::ReceiveMemory;
 use super::queue::Queue;
 use super::socket::Sockets;
@@ -36,6 +37,9 @@ pub struct UringConfig {
     /// Whether the kernel is asked to tell whether it copied what was to be sent without a copy. Linux 6.2; one that does
     /// not know the question refuses the send.
     pub zero_copy_usage: bool,
+    /// Whether regions that zero-copy sends draw on are registered, for sends that name them. Without effect below
+    /// [`Level::Full`].
+    pub register: bool,
 }
 
 impl UringConfig {
@@ -50,6 +54,7 @@ impl UringConfig {
             buffer_bytes: 256 << 10,
             hugepages: HugepageMode::Auto,
             zero_copy_usage: true,
+            register: true,
         }
     }
 
@@ -83,6 +88,7 @@ pub struct UringSetup {
     sockets: u16,
     entries: u32,
     zero_copy_usage: bool,
+    is_registering: bool,
 }
 
 impl UringSetup {
@@ -111,12 +117,19 @@ impl UringSetup {
             RingError::fatal("io_uring_register(FILES)", error.into(), fix)
         })?;
         let memory = ReceiveMemory::create(&ring, config)?;
+        let is_registering = config.register && config.level == Level::Full;
+        if is_registering {
+            ring.submitter().register_buffers_sparse(u32::from(REGIONS_MAX)).map_err(|error| {
+                RingError::fatal("io_uring_register(BUFFERS)", error.into(), "set io.level = \"incremental\"")
+            })?;
+        }
         Ok(Self {
             ring: Box::new(ring),
             memory,
             sockets: config.sockets,
             entries: config.entries,
             zero_copy_usage: config.zero_copy_usage,
+            is_registering,
         })
     }
 
@@ -140,6 +153,8 @@ impl UringSetup {
             queue: Queue::enable(self.ring, self.entries as usize)?,
             sockets: Sockets::new(self.sockets),
             holds: Holds::new(self.zero_copy_usage),
+            fixed: Fixed::new(self.is_registering),
+            registrar: Registrar::default(),
             watches: Watches::default(),
             memory: self.memory,
             ready: VecDeque::with_capacity(sockets),

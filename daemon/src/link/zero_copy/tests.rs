@@ -8,7 +8,7 @@ const SECOND: u64 = 1_000_000_000;
 const BATCH: u32 = 64 << 10;
 
 fn machine(mode: ZeroCopyMode, is_local: bool) -> ZeroCopy {
-    ZeroCopy::new(&ZeroCopySetting { mode, lost: None }, is_local, Time(0))
+    ZeroCopy::new(&ZeroCopySetting::of(mode), is_local, Time(0))
 }
 
 /// Sends a batch and has it noticed. Whether it went without a copy.
@@ -37,25 +37,25 @@ fn a_link_starts_by_where_its_peer_is_and_what_is_configured() {
         assert_eq!(link.poll(BATCH, Time(0)).is_some(), wanted == "zero_copy");
         assert_eq!(link.poll(BATCH_BYTES_MIN - 1, Time(0)), None, "a small batch is copied");
     }
-    let lost = ZeroCopySetting { mode: ZeroCopyMode::Always, lost: Some("too old".to_owned()) };
+    let lost =
+        ZeroCopySetting { lost: Some("too old".to_owned()), ..ZeroCopySetting::of(ZeroCopyMode::Always) };
     assert_eq!(mode(&ZeroCopy::new(&lost, false, Time(0))), "off");
 }
 
 #[test]
-fn half_of_the_last_sixteen_copied_is_enough_and_less_is_not() {
+fn all_of_the_last_sixteen_copied_is_enough_and_less_is_not() {
     let mut link = machine(ZeroCopyMode::Auto, false);
     for _ in 0..100 {
-        // Seven of every sixteen.
+        // As of small batches that wait in the packet of another.
         for number in 0..16 {
-            assert!(send(&mut link, number < 7, Time(0)));
+            assert!(send(&mut link, number > 0, Time(0)));
         }
     }
     assert_eq!(mode(&link), "zero_copy");
-    for number in 0..8 {
+    assert!(send(&mut link, false, Time(0)));
+    for number in 0..16 {
+        assert_eq!(mode(&link), "zero_copy", "{number}");
         assert!(send(&mut link, true, Time(0)), "{number}");
-        if mode(&link) == "copy" {
-            assert!(number < 8);
-        }
     }
     assert_eq!(link.describe(), ("copy", Some("the kernel copies on this path".to_owned())));
     assert!(!send(&mut link, true, Time(10 * SECOND - 1)), "it rests for ten seconds");
@@ -76,17 +76,16 @@ fn a_probe_is_four_sends_and_rests_double_up_to_ten_minutes() {
         for (number, ticket) in tickets.into_iter().enumerate() {
             assert_eq!(mode(&link), "probing", "before notice {number}");
             link.handle_held();
-            // Half of them is too much.
-            link.handle_notice(ticket, Some(number % 2 == 0), now);
+            link.handle_notice(ticket, Some(true), now);
         }
         assert_eq!(mode(&link), "copy");
     }
     now = now.after_ns(600 * SECOND);
     for number in 0..4 {
-        assert!(send(&mut link, number == 0, now));
+        assert!(send(&mut link, number > 0, now));
     }
-    assert_eq!(mode(&link), "zero_copy", "one of four is less than half");
-    for _ in 0..8 {
+    assert_eq!(mode(&link), "zero_copy", "three of four may be in the packet of the first");
+    for _ in 0..16 {
         assert!(send(&mut link, true, now), "what the probe saw no longer counts");
     }
     assert_eq!(mode(&link), "copy");
@@ -154,9 +153,9 @@ fn notices_of_another_state_are_counted_and_decide_nothing() {
     let mut link = machine(ZeroCopyMode::Auto, false);
     let tickets: Vec<Ticket> = (0..40).map(|_| link.poll(BATCH, Time(0)).unwrap()).collect();
     tickets.iter().for_each(|_| link.handle_held());
-    let (first, late) = tickets.split_at(8);
+    let (first, late) = tickets.split_at(16);
     first.iter().for_each(|ticket| link.handle_notice(*ticket, Some(true), Time(0)));
-    assert_eq!((mode(&link), link.outstanding), ("copy", 32));
+    assert_eq!((mode(&link), link.outstanding), ("copy", 24));
     let now = Time(10 * SECOND);
     let probe = link.poll(BATCH, now).unwrap();
     link.handle_held();

@@ -129,7 +129,7 @@ impl World {
     /// How links that come from now on send, and when the kernel lets go of what they send without a copy.
     pub(super) fn set_zero_copy(&mut self, mode: ZeroCopyMode, notices: NoticePolicy) {
         for side in [&mut self.a, &mut self.b] {
-            side.shard.options.zero_copy = ZeroCopySetting { mode, lost: None };
+            side.shard.options.zero_copy = ZeroCopySetting::of(mode);
         }
         self.set_notices(notices);
     }

@@ -152,6 +152,7 @@ fn a_region_whose_client_is_gone_stays_until_the_kernel_has_let_go_of_it() {
         world.a.shard.ring.let_go(*last, false);
         world.until("it is released", World::is_released_at_a);
         assert!(region.upgrade().is_none(), "nobody has it");
+        assert_eq!(world.a.shard.ring.times_forgotten(&region), 1, "the ring was told so, once");
     }
 }
 
@@ -179,6 +180,7 @@ fn a_hundred_links_torn_down_with_sends_in_flight_leave_nothing() {
         world.set_notices(NoticePolicy::Soon(false));
         world.until("all memory is back", World::is_released);
         assert!(region.upgrade().is_none());
+        assert_eq!(world.a.shard.ring.times_forgotten(&region), 1);
     }
 }
 

@@ -1,0 +1,288 @@
+//! What the kernel charges a socket for a zero-copy send from hugepages, found by sending a little.
+//!
+//! A socket may hold so many bytes, and is charged for the pages that what it holds lies in. Kernels charge a send from
+//! registered memory by the page of the registration: if that is nothing but hugepages, by the hugepage, which can be a
+//! hundred times what is sent. Then a socket that may hold a megabyte holds a few kilobytes, and a link stands still. With
+//! a page of another size in the registration, as the tail of a region is, they charge what is sent. Whether this one does
+//! is tried before it is relied on.
+
+use std::fmt;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{self, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+
+use super::Errno;
+use crate::memory::{HUGEPAGE_BYTES, HugepageMode, SendRegion, Tail};
+
+/// Bytes of the slice that is sent.
+const SLICE_BYTES: u32 = 32 << 10;
+const HEADER_BYTES: usize = 32;
+
+/// Most that a byte may be charged as. Page tables and what else belongs to a segment make it a little more than one.
+const FACTOR_MAX: u32 = 4;
+
+/// Longest time for what is sent to arrive.
+const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// SO_MEMINFO, and how many numbers it gives.
+const MEMINFO: libc::c_int = 55;
+const MEMINFO_NUMBERS: usize = 9;
+
+/// What one way of sending is charged: the bytes for each byte, or why that cannot be known.
+pub type Factor = Result<u32, String>;
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accounting {
+    /// Memory that is not registered.
+    pub plain: Factor,
+    /// A registered region with its tail, in which the header lies.
+    pub registered: Factor,
+    /// A registered region alone. Nothing is sent so; it says whether the tail is what helps.
+    pub alone: Factor,
+}
+
+impl Accounting {
+    /// Tries it: some milliseconds, with a hugepage and a connection of its own on the loopback.
+    #[must_use]
+    pub fn find() -> Self {
+        Self { plain: try_way(Way::Plain), registered: try_way(Way::Registered), alone: try_way(Way::Alone) }
+    }
+
+    /// Why registered memory is not to be sent from, if it is not: nothing speaks for it if a hugepage could not be had, and
+    /// nothing against it either.
+    #[must_use]
+    pub fn against_registered(&self) -> Option<String> {
+        against(&self.registered, "from registered memory")
+    }
+
+    /// The same for zero-copy sends of any kind.
+    #[must_use]
+    pub fn against_plain(&self) -> Option<String> {
+        against(&self.plain, "without a copy")
+    }
+}
+
+impl fmt::Display for Accounting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |factor: &Factor| match factor {
+            Ok(factor) => format!("x{factor}"),
+            Err(why) => format!("not tried: {why}"),
+        };
+        if let (Err(plain), Err(registered)) = (&self.plain, &self.registered)
+            && plain == registered
+        {
+            return write!(f, "not tried: {plain}");
+        }
+        write!(
+            f,
+            "unregistered {}, registered with a tail {}, registered alone {}",
+            said(&self.plain),
+            said(&self.registered),
+            said(&self.alone)
+        )
+    }
+}
+
+fn against(factor: &Factor, how: &str) -> Option<String> {
+    let factor = *factor.as_ref().ok()?;
+    (factor > FACTOR_MAX).then(|| {
+        format!("the kernel charges a socket {factor} bytes for each byte sent {how} out of a hugepage")
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Plain,
+    Registered,
+    Alone,
+}
+
+fn try_way(way: Way) -> Factor {
+    let segments = u32::try_from(HUGEPAGE_BYTES).unwrap_or(0) / SLICE_BYTES;
+    let made = SendRegion::create(segments, SLICE_BYTES, HugepageMode::Require);
+    let (region, _file, segments) = made.map_err(|_| "no hugepage is free".to_owned())?;
+    send(way, &region, segments - 1).map_err(|errno| errno.to_string())
+}
+
+/// Sends the last segment of a region, and returns what the receiver is charged for each byte.
+fn send(way: Way, region: &Arc<SendRegion>, segment: u32) -> Result<u32, Errno> {
+    let mut tail = Tail::take(region).ok_or(Errno(libc::EBUSY))?;
+    let header = tail.write(0, &[0; HEADER_BYTES]).ok_or(Errno(libc::EINVAL))?;
+    let slice = region.slice(segment, 0, SLICE_BYTES).ok_or(Errno(libc::EINVAL))?.address();
+    let vector = |address: *const u8, bytes: usize| libc::iovec {
+        iov_base: address.cast_mut().cast(),
+        iov_len: bytes,
+    };
+    let mut parts = vec![vector(header, HEADER_BYTES), vector(slice, SLICE_BYTES as usize)];
+    if way == Way::Alone {
+        parts.remove(0);
+    }
+    let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
+    let (near, far) = pair().map_err(Errno::from)?;
+    let mut ring: IoUring =
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
+    let (address, length) = tail.range_with_region();
+    let registered = match way {
+        Way::Plain => None,
+        Way::Registered => Some(vector(address, length)),
+        Way::Alone => Some(vector(address, usize::try_from(region.bytes()).unwrap_or(0))),
+    };
+    if let Some(range) = registered {
+        // SAFETY: the memory outlives the ring, which is dropped before the tail, which keeps the region.
+        unsafe { ring.submitter().register_buffers(&[range]) }.map_err(Errno::from)?;
+    }
+    // SAFETY: all zeroes is a msghdr without name, vectors and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    let entry = opcode::SendMsgZc::new(types::Fd(near.as_raw_fd()), &raw const message)
+        .buf_index(registered.map(|_| 0))
+        .build();
+    // SAFETY: the message and its vectors live until the entry was handed over, which copies them. What they name is given
+    // up below only if the kernel has let go of it.
+    unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
+    let (sent, is_read) = submit(&mut ring);
+    let charged = sent.and_then(|()| arrived(&far, bytes)).and_then(|()| charged(far.as_fd()));
+    // Whatever was not read ends the connection, and with it what the kernel may have to send again.
+    drop((near, far));
+    let has_let_go = !is_read || wait_let_go(&mut ring);
+    drop(ring);
+    if !has_let_go {
+        std::mem::forget(tail);
+    }
+    Ok(charged?.div_ceil(u32::try_from(bytes).unwrap_or(u32::MAX)))
+}
+
+fn pair() -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    // Somebody else may have been faster.
+    loop {
+        let (far, address) = listener.accept()?;
+        if near.local_addr()? == address {
+            return Ok((near, far));
+        }
+    }
+}
+
+/// Hands the one entry over, and waits for what became of it. The second value: whether the kernel goes on reading the
+/// memory until it says otherwise, which may also be so for a send that it refused.
+fn submit(ring: &mut IoUring) -> (Result<(), Errno>, bool) {
+    let timeout = Timespec::from(ARRIVAL);
+    if let Err(error) = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
+        return (Err(error.into()), true);
+    }
+    match ring.completion().next() {
+        None => (Err(Errno(libc::ETIME)), true),
+        Some(answer) => {
+            let result = answer.result();
+            let outcome = if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(()) };
+            (outcome, cqueue::more(answer.flags()))
+        }
+    }
+}
+
+/// Waits until this many bytes are there to be read.
+fn arrived(far: &TcpStream, bytes: usize) -> Result<(), Errno> {
+    let deadline = Instant::now() + ARRIVAL;
+    far.set_read_timeout(Some(ARRIVAL)).map_err(Errno::from)?;
+    let mut space = vec![0; bytes];
+    while far.peek(&mut space).map_err(Errno::from)? < bytes {
+        if Instant::now() > deadline {
+            return Err(Errno(libc::ETIME));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Bytes that a socket is charged for what it has received.
+fn charged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut numbers = [0_u32; MEMINFO_NUMBERS];
+    let mut length = size_of_val(&numbers) as libc::socklen_t;
+    let numbers_at = numbers.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `length` bytes to memory of that size.
+    let outcome = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, MEMINFO, numbers_at, &raw mut length)
+    };
+    if outcome != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    let [received, ..] = numbers;
+    Ok(received)
+}
+
+/// Waits until the kernel has said that it has let go of the memory.
+fn wait_let_go(ring: &mut IoUring) -> bool {
+    let deadline = Instant::now() + ARRIVAL;
+    let timeout = Timespec::from(Duration::from_millis(20));
+    loop {
+        if ring.completion().any(|entry| cqueue::notif(entry.flags())) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        // Fails for want of time; the deadline ends that.
+        let _ = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(plain: Factor, registered: Factor) -> Accounting {
+        Accounting { plain, registered, alone: Ok(128) }
+    }
+
+    #[test]
+    fn what_is_charged_too_much_is_not_used_and_what_was_not_tried_is() {
+        let none = || Err("no hugepage is free".to_owned());
+        let cases = [
+            (found(Ok(2), Ok(2)), false, false),
+            (found(Ok(2), Ok(128)), false, true),
+            (found(Ok(100), Ok(4)), true, false),
+            (found(none(), none()), false, false),
+        ];
+        for (found, plain, registered) in cases {
+            let against = (found.against_plain().is_some(), found.against_registered().is_some());
+            assert_eq!(against, (plain, registered), "{found}");
+        }
+        let text = found(Ok(2), Ok(128)).against_registered().expect("a reason");
+        assert!(text.contains("128 bytes for each byte sent from registered memory"), "{text}");
+        assert_eq!(found(none(), none()).to_string(), "not tried: no hugepage is free");
+        assert_eq!(
+            found(Ok(2), Ok(3)).to_string(),
+            "unregistered x2, registered with a tail x3, registered alone x128"
+        );
+    }
+
+    #[test]
+    fn on_this_kernel_the_tail_keeps_the_charge_down() {
+        let found = Accounting::find();
+        println!("{found}");
+        if let Err(why) = &found.plain {
+            return println!("not run here: sends from a hugepage ({why})");
+        }
+        assert_eq!((found.against_plain(), found.against_registered()), (None, None), "{found}");
+    }
+
+    #[test]
+    fn memory_that_was_measured_with_is_given_back() {
+        let (region, _file, segments) =
+            SendRegion::create(64, SLICE_BYTES, HugepageMode::Off).expect("a region");
+        for way in [Way::Plain, Way::Registered, Way::Alone] {
+            match send(way, &region, segments - 1) {
+                Ok(factor) => assert!((1..=FACTOR_MAX).contains(&factor), "{way:?}: {factor}"),
+                Err(errno) => println!("not run here: a send that is {way:?} ({errno})"),
+            }
+            assert_eq!(Arc::strong_count(&region), 1, "{way:?}");
+        }
+    }
+}
