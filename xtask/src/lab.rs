@@ -4,21 +4,30 @@
 //! | file | holds |
 //! |---|---|
 //! | this | the verb, and what it prints |
-//! | [`files`] | units, users, directories and settings, without starting anything |
+//! | [`files`], [`package`] | units, users, directories, settings and the package with them, without starting anything |
 //! | [`setup`] | what is installed and downloaded, and where it is kept |
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
+//! | [`nspawn`] | the package on nodes with systemd; its own page tells the rest |
 //! | `guest.sh` | what the guest does |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
 
 mod archive;
+mod checks;
 pub(crate) mod files;
+mod groups;
 mod image;
+mod lifecycle;
 mod machine;
+mod node;
+pub(crate) mod nspawn;
+mod package;
 mod report;
+mod rootfs;
 mod setup;
 mod sources;
+mod walk;
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,6 +46,12 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
 pub(crate) enum Verb {
     /// Check the files for systemd with systemd's own tools, and every configuration that is shipped; part of `test`
     Static(StaticArguments),
+    /// Install the package on two nodes with systemd, let records flow between them, and do to the service what happens to
+    /// services; part of `test`
+    Nspawn(StaticArguments),
+    /// What `nspawn` starts in namespaces of its own
+    #[command(name = nspawn::INSIDE, hide = true)]
+    NspawnInside(nspawn::InsideArguments),
     /// Install and download what is missing: QEMU, two kernels of Debian, a busybox
     Setup,
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
@@ -66,20 +81,26 @@ pub(crate) struct ProbesArguments {
 pub(crate) fn run(verb: &Verb) -> Outcome {
     match verb {
         Verb::Static(arguments) => check_files(arguments),
+        Verb::Nspawn(arguments) => nspawn::check(&program(arguments)?).map(drop),
+        Verb::NspawnInside(arguments) => nspawn::run_inside(arguments),
         Verb::Setup => setup::run(),
         Verb::Probes(arguments) => probes(arguments),
     }
 }
 
-fn check_files(arguments: &StaticArguments) -> Outcome {
-    let weir = match &arguments.weir {
-        Some(path) => path.clone(),
+/// The program that is given, or the one that tests start.
+fn program(arguments: &StaticArguments) -> Result<PathBuf, String> {
+    match &arguments.weir {
+        Some(path) => Ok(path.clone()),
         None => {
             process::cargo(&["build", "--quiet", "--locked", "--package", "weir"])?;
-            process::debug_directory().join("weir")
+            Ok(process::debug_directory().join("weir"))
         }
-    };
-    let report = files::check(&weir)?;
+    }
+}
+
+fn check_files(arguments: &StaticArguments) -> Outcome {
+    let report = files::check(&program(arguments)?)?;
     report.not_run.iter().for_each(|line| println!("files: {line}"));
     report.print()
 }

@@ -75,7 +75,8 @@ fn find<'a>(root: &'a Command, words: &[String]) -> Result<&'a Command, Problem>
 fn page(command: &Command) -> io::Result<String> {
     let is_root = command.get_display_name().is_none_or(|name| name == command.get_name());
     let mut bytes = Vec::new();
-    Man::new(command.clone().disable_help_subcommand(true)).render(&mut bytes)?;
+    let source = concat!("weir ", env!("CARGO_PKG_VERSION"));
+    Man::new(command.clone().disable_help_subcommand(true)).source(source).render(&mut bytes)?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
     if is_root {
         text.push_str(FILES);
