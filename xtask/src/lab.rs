@@ -9,6 +9,7 @@
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
 //! | [`nspawn`] | the package on nodes with systemd; its own page tells the rest |
+//! | [`installed`], `installed.sh` | machines that start from a disk with the package on it |
 //! | `guest.sh` | what the guest does |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
@@ -18,6 +19,7 @@ mod checks;
 pub(crate) mod files;
 mod groups;
 mod image;
+mod installed;
 mod lifecycle;
 mod machine;
 mod node;
@@ -54,6 +56,9 @@ pub(crate) enum Verb {
     NspawnInside(nspawn::InsideArguments),
     /// Install and download what is missing: QEMU, two kernels of Debian, a busybox
     Setup,
+    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; some
+    /// minutes
+    Qemu(ProbesArguments),
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
 }
@@ -84,6 +89,7 @@ pub(crate) fn run(verb: &Verb) -> Outcome {
         Verb::Nspawn(arguments) => nspawn::check(&program(arguments)?).map(drop),
         Verb::NspawnInside(arguments) => nspawn::run_inside(arguments),
         Verb::Setup => setup::run(),
+        Verb::Qemu(arguments) => qemu(arguments),
         Verb::Probes(arguments) => probes(arguments),
     }
 }
@@ -105,17 +111,28 @@ fn check_files(arguments: &StaticArguments) -> Outcome {
     report.print()
 }
 
+/// An error if something is missing.
+fn expect_all(missing: &[String]) -> Outcome {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    missing.iter().for_each(|line| println!("lab: {line}"));
+    Err("`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned())
+}
+
+fn qemu(arguments: &ProbesArguments) -> Outcome {
+    let series = arguments.kernel.map_or(setup::SERIES.to_vec(), |one| vec![one]);
+    expect_all(&installed::missing(&series))?;
+    let weir = match &arguments.weir {
+        Some(path) => path.clone(),
+        None => build()?,
+    };
+    installed::run(&series, &weir)
+}
+
 fn probes(arguments: &ProbesArguments) -> Outcome {
     let series = arguments.kernel.map_or(setup::SERIES.to_vec(), |one| vec![one]);
-    let missing = setup::missing(&series);
-    if !missing.is_empty() {
-        for line in &missing {
-            println!("lab: {line}");
-        }
-        return Err(
-            "`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned()
-        );
-    }
+    expect_all(&setup::missing(&series))?;
     let weir = match &arguments.weir {
         Some(path) => path.clone(),
         None => build()?,

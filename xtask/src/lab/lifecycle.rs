@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::checks::{Checks, eventually, same};
 use super::node::Node;
-use super::walk::{PATIENCE, ask, node_is, property};
+use super::walk::{PATIENCE, ask, node_is, property, subsystem};
 use crate::process::Outcome;
 
 /// The packages, as paths in the node.
@@ -150,23 +150,24 @@ fn reload(checks: &mut Checks, node: &Node) {
 
 fn reloaded(node: &Node) -> Result<String, String> {
     let (pid, lives) = (property(node, "MainPID")?, begun(node)?);
-    let times =
-        |what: &str| node.sh(&format!("journalctl -u weir -o cat --no-pager | grep -c '{what}' || true"));
-    node.write("/etc/weir/conf.d/log.toml", "[log]\nlevel = \"debug\"\n")?;
+    let says = |name: &str, wanted: &str, state: &str| {
+        eventually(PATIENCE, || match subsystem(node, name)? {
+            (found, said) if found == state && said.contains(wanted) => Ok(said),
+            (found, said) => Err(format!("{name} is {found}: {said}")),
+        })
+    };
+    node.write("/etc/weir/conf.d/limits.toml", "[limits]\nattachments_max = 77\n")?;
     node.sh("systemctl reload weir")?;
-    eventually(PATIENCE, || match times(" DEBUG ")?.as_str() {
-        "0" => Err("nothing is logged at level debug".to_owned()),
-        _ => Ok(()),
-    })?;
-    node.write("/etc/weir/conf.d/log.toml", "[log]\nlevl = \"debug\"\n")?;
-    node.sh("systemctl reload weir || true")?;
-    eventually(PATIENCE, || match times("unknown key")?.as_str() {
-        "0" => Err("nothing is said of what is wrong".to_owned()),
-        _ => Ok(()),
-    })?;
-    node.sh("rm /etc/weir/conf.d/log.toml && systemctl reload weir")?;
+    says("attach", " of 77 attachments", "ok")?;
+    node.write("/etc/weir/conf.d/limits.toml", "[limits]\nattachment_max = 78\n")?;
+    node.sh("systemctl reload weir")?;
+    let refused = says("configuration", "limits.toml:2", "degraded")?;
+    says("attach", " of 77 attachments", "ok")?;
+    node.sh("rm /etc/weir/conf.d/limits.toml && systemctl reload weir")?;
+    says("configuration", "", "ok")?;
     same("MainPID", &property(node, "MainPID")?, &pid)?;
-    same("lives of the consumer", &begun(node)?.to_string(), &lives.to_string()).map(|()| String::new())
+    // What flowed went on.
+    same("lives of the consumer", &begun(node)?.to_string(), &lives.to_string()).map(|()| refused)
 }
 
 fn upgrade(node: &Node, newer: &str) -> Result<String, String> {
