@@ -96,8 +96,14 @@ fn flows_again(node: &Node, before: &str, lives_before: usize, began: Instant) -
 
 fn killed(node: &Node) -> Result<String, String> {
     let (pid, lives) = (property(node, "MainPID")?, begun(node)?);
+    // Where the service manager keeps the sockets, who comes while nothing runs waits for what comes next.
+    let asks = if property(node, "FileDescriptorStoreMax")? == "0" {
+        ""
+    } else {
+        "; weir status > /dev/null || [ $? = 3 ]"
+    };
     let began = Instant::now();
-    node.sh(&format!("kill -KILL {pid}"))?;
+    node.sh(&format!("kill -KILL {pid}{asks}"))?;
     let found = flows_again(node, &pid, lives, began)?;
     same("NRestarts", &property(node, "NRestarts")?, "1").map(|()| found)
 }
@@ -120,7 +126,8 @@ fn watchdog(node: &Node) -> Result<String, String> {
 
 fn wrong_configuration(node: &Node) -> Result<String, String> {
     node.write("/etc/weir/conf.d/wrong.toml", "[memory]\nsegment_byte = 4096\n")?;
-    node.sh("systemctl restart weir || true")?;
+    // It is started more often here than the unit allows a service that fails.
+    node.sh("systemctl reset-failed weir; systemctl restart weir || true")?;
     let restarts = property(node, "NRestarts")?;
     // Longer than a restart waits.
     std::thread::sleep(std::time::Duration::from_millis(1_500));

@@ -182,11 +182,12 @@ fn hugepages(node: &Node) -> Result<String, String> {
     Ok(format!("{pages} KiB of the daemon"))
 }
 
-/// A consumer that takes 64 KiB each 100 ms, behind a producer that would be faster.
+/// A consumer whose output takes a line each 10 ms, behind a producer that would be faster.
 fn bottleneck(a: &Node, b: &Node) -> Result<String, String> {
-    a.sh("systemd-run -q --unit=source -p Group=weir sh -c 'yes record | weir send --task source --exchange lines --strategy forward'")?;
+    a.sh("systemd-run -q --unit=source -p Group=weir sh -c \
+          'yes record | weir send --task source --exchange lines --strategy forward'")?;
     b.sh("systemd-run -q --unit=slow -p Group=weir sh -c 'weir recv --task slow --exchange lines --consumer 0/1 | \
-          while dd bs=64k count=1 of=/dev/null 2> /dev/null; do sleep 0.1; done'")?;
+          while read -r line; do sleep 0.01; done'")?;
     let verdict = eventually(PATIENCE, || {
         let told = a.sh("weir bottleneck")?;
         let first = told.lines().next().unwrap_or_default().to_owned();
