@@ -60,14 +60,17 @@ pub(crate) enum Effort {
 
 /// Makes them, and says where they are.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    let out = arguments.out.clone().unwrap_or_else(|| process::target_directory().join("dist"));
+    // Programs are started elsewhere.
+    let absolute =
+        |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
+    let out = absolute(&arguments.out.clone().unwrap_or_else(|| process::target_directory().join("dist")))?;
     fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     for kind in [Kind::Deb, Kind::Archive] {
         if arguments.only.is_some_and(|only| only != kind) {
             continue;
         }
         let weir = match &arguments.weir {
-            Some(path) => path.clone(),
+            Some(path) => absolute(path)?,
             None => build((kind == Kind::Archive).then_some(STATIC_TARGET))?,
         };
         let made = match kind {

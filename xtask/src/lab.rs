@@ -32,7 +32,7 @@ mod sources;
 mod walk;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::process::{self, Outcome};
@@ -94,10 +94,15 @@ pub(crate) fn run(verb: &Verb) -> Outcome {
     }
 }
 
+/// Programs are started elsewhere.
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
 /// The program that is given, or the one that tests start.
 fn program(arguments: &StaticArguments) -> Result<PathBuf, String> {
     match &arguments.weir {
-        Some(path) => Ok(path.clone()),
+        Some(path) => absolute(path),
         None => {
             process::cargo(&["build", "--quiet", "--locked", "--package", "weir"])?;
             Ok(process::debug_directory().join("weir"))
@@ -124,7 +129,7 @@ fn qemu(arguments: &ProbesArguments) -> Outcome {
     let series = arguments.kernel.map_or(setup::SERIES.to_vec(), |one| vec![one]);
     expect_all(&installed::missing(&series))?;
     let weir = match &arguments.weir {
-        Some(path) => path.clone(),
+        Some(path) => absolute(path)?,
         None => build()?,
     };
     installed::run(&series, &weir)

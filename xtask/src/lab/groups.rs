@@ -95,7 +95,7 @@ mod tests {
             groups("9:name=systemd:/\n1:cpu:/x\n0::/here/there\n", mounts),
             [PathBuf::from("/sys/fs/cgroup/systemd/"), "/sys/fs/cgroup/unified/there".into()]
         );
-        assert_eq!(groups("0::/elsewhere\n", mounts), [PathBuf::new(); 0]);
+        assert!(groups("0::/elsewhere\n", mounts).is_empty());
     }
 
     #[test]

@@ -237,7 +237,8 @@ fn write(path: &Path, text: &str) -> Outcome {
     fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Runs this program again in namespaces that end with it: of processes, so that nothing outlives it, and of mounts.
+/// Runs this program again in namespaces that end with it: of processes, so that nothing outlives it, of mounts, and of
+/// network, for the cable between the nodes.
 ///
 /// # Errors
 /// They are refused.
@@ -245,7 +246,8 @@ pub(super) fn inside(arguments: &[&str]) -> Result<Command, String> {
     let own = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
     let mut command = process::command("unshare");
     command
-        .args(["--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+        .args(["--mount", "--propagation=private", "--net"])
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"])
         .arg(own)
         .args(arguments);
     Ok(command)
