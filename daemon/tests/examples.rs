@@ -28,6 +28,9 @@ mod map;
 #[allow(dead_code, reason = "its `main`")]
 #[path = "../../client/examples/producer.rs"]
 mod producer;
+#[allow(dead_code, reason = "its `main`")]
+#[path = "../../client/examples/steady.rs"]
+mod steady;
 
 /// More than all exchanges of the chain hold together.
 const LINES: u64 = 600_000;
@@ -264,5 +267,16 @@ fn futures_that_are_dropped_wherever_they_wait_move_each_record_once_between_two
     // Each third long one is dropped as soon as it waits.
     let at_once = (0..RECORDS).filter(|number| is_long(*number) && number % 3 == 0).count() as u64;
     assert!(left >= at_once, "{left} of at least {at_once}");
+    await_memory_given_back(&pair);
+}
+
+#[test]
+fn what_outlives_its_daemons_carries_every_number_in_one_life_too() {
+    let pair = Pair::start_on_ordinary_pages();
+    let consumer = stage(&pair.b, |run_dir| steady::consume(run_dir).expect("no gap and no repeat"));
+    stage(&pair.a, |run_dir| steady::produce(run_dir, Some(5_000)).expect("produce"))
+        .join()
+        .expect("a thread");
+    assert_eq!(consumer.join().expect("a thread"), 5_000);
     await_memory_given_back(&pair);
 }

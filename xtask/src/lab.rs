@@ -4,26 +4,37 @@
 //! | file | holds |
 //! |---|---|
 //! | this | the verb, and what it prints |
-//! | [`files`] | units, users, directories and settings, without starting anything |
+//! | [`files`], [`package`] | units, users, directories, settings and the package with them, without starting anything |
 //! | [`setup`] | what is installed and downloaded, and where it is kept |
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
+//! | [`nspawn`] | the package on nodes with systemd; its own page tells the rest |
+//! | [`installed`], `installed.sh` | machines that start from a disk with the package on it |
 //! | `guest.sh`, `pair.sh` | what the guest does; and each of two |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
 //! | [`zerocopy`] | two guests, what they told, and whether that is right |
 
 mod archive;
+mod checks;
 pub(crate) mod files;
+mod groups;
 mod image;
+mod installed;
+mod lifecycle;
 mod machine;
+mod node;
+pub(crate) mod nspawn;
+mod package;
 mod report;
+mod rootfs;
 mod setup;
 mod sources;
+mod walk;
 mod zerocopy;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::process::{self, Outcome};
@@ -42,11 +53,20 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
 pub(crate) enum Verb {
     /// Check the files for systemd with systemd's own tools, and every configuration that is shipped; part of `test`
     Static(StaticArguments),
+    /// Install the package on two nodes with systemd, let records flow between them, and do to the service what happens to
+    /// services; part of `test`
+    Nspawn(StaticArguments),
+    /// What `nspawn` starts in namespaces of its own
+    #[command(name = nspawn::INSIDE, hide = true)]
+    NspawnInside(nspawn::InsideArguments),
     /// Install and download what is missing: QEMU, three kernels of Debian, a busybox
     Setup,
     /// Start two machines with a network between them, and show that what one sends without a copy is not copied, and arrives;
     /// needs root, and some minutes
     Zerocopy(ProbesArguments),
+    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; some
+    /// minutes
+    Qemu(ProbesArguments),
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
 }
@@ -74,28 +94,59 @@ pub(crate) struct ProbesArguments {
 pub(crate) fn run(verb: &Verb) -> Outcome {
     match verb {
         Verb::Static(arguments) => check_files(arguments),
+        Verb::Nspawn(arguments) => nspawn::check(&program(arguments)?).map(drop),
+        Verb::NspawnInside(arguments) => nspawn::run_inside(arguments),
         Verb::Setup => setup::run(),
         Verb::Zerocopy(arguments) => zerocopy::run(arguments.kernel, arguments.weir.as_deref()),
+        Verb::Qemu(arguments) => qemu(arguments),
         Verb::Probes(arguments) => probes(arguments),
     }
 }
 
-fn check_files(arguments: &StaticArguments) -> Outcome {
-    let weir = match &arguments.weir {
-        Some(path) => path.clone(),
+/// Programs are started elsewhere.
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The program that is given, or the one that tests start.
+fn program(arguments: &StaticArguments) -> Result<PathBuf, String> {
+    match &arguments.weir {
+        Some(path) => absolute(path),
         None => {
             process::cargo(&["build", "--quiet", "--locked", "--package", "weir"])?;
-            process::debug_directory().join("weir")
+            Ok(process::debug_directory().join("weir"))
         }
-    };
-    let report = files::check(&weir)?;
+    }
+}
+
+fn check_files(arguments: &StaticArguments) -> Outcome {
+    let report = files::check(&program(arguments)?)?;
     report.not_run.iter().for_each(|line| println!("files: {line}"));
     report.print()
 }
 
+/// An error if something is missing.
+fn expect_all(missing: &[String]) -> Outcome {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    missing.iter().for_each(|line| println!("lab: {line}"));
+    Err("`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned())
+}
+
+fn qemu(arguments: &ProbesArguments) -> Outcome {
+    let series = arguments.kernel.map_or(setup::PROBED.to_vec(), |one| vec![one]);
+    expect_all(&installed::missing(&series))?;
+    let weir = match &arguments.weir {
+        Some(path) => absolute(path)?,
+        None => build()?,
+    };
+    installed::run(&series, &weir)
+}
+
 fn probes(arguments: &ProbesArguments) -> Outcome {
     let series = arguments.kernel.map_or(setup::PROBED.to_vec(), |one| vec![one]);
-    all_there(&series)?;
+    expect_all(&setup::missing(&series))?;
     let weir = match &arguments.weir {
         Some(path) => path.clone(),
         None => build()?,
@@ -111,18 +162,6 @@ fn probes(arguments: &ProbesArguments) -> Outcome {
         }
     }
     if failed.is_empty() { Ok(()) } else { Err(format!("probes fail on {}", failed.join(" and "))) }
-}
-
-/// Whether what is needed to start these kernels is there.
-fn all_there(series: &[Series]) -> Outcome {
-    let missing = setup::missing(series);
-    for line in &missing {
-        println!("lab: {line}");
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err("`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned())
 }
 
 /// Builds the daemon with probes in it.

@@ -5,6 +5,7 @@
 
 mod bench;
 mod ci;
+mod dist;
 mod ebpf;
 mod fuzz;
 mod hugepages;
@@ -49,6 +50,8 @@ enum Verb {
     /// Try Weir as it is installed: the files for systemd, and the kernel probes on other kernels, in emulated machines
     #[command(subcommand)]
     Lab(lab::Verb),
+    /// Make a Debian package, and an archive with an install script for other distributions
+    Dist(dist::Arguments),
     /// Two daemons, a slow and a stopped consumer, every record once: see flow control at work; `--list` shows more
     #[command(disable_help_flag = true)]
     Demo(PassedOn),
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Verb::Fuzz(arguments) => fuzz::run(&arguments),
         Verb::Miri => miri::run(),
         Verb::Lab(verb) => lab::run(&verb),
+        Verb::Dist(arguments) => dist::run(&arguments),
         Verb::Demo(arguments) => demo(&arguments.rest),
         Verb::Bench(arguments) => bench::run(&arguments),
     };

@@ -19,6 +19,14 @@ const TOOLS: &[Tool] = &[
     Tool { program: "ss", package: "iproute2", used_for: "connections killed under load (`ss -K`)" },
     Tool { program: "nft", package: "nftables", used_for: "outages of the network under load" },
     Tool { program: "systemd-analyze", package: "systemd", used_for: "checks of the unit files" },
+    Tool { program: "mkfs.ext4", package: "e2fsprogs", used_for: "disks of emulated machines" },
+    Tool { program: "dpkg-deb", package: "dpkg", used_for: "package" },
+    Tool { program: "mmdebstrap", package: "mmdebstrap", used_for: "nodes to install the package on" },
+    Tool {
+        program: "systemd-nspawn",
+        package: "systemd-container",
+        used_for: "nodes to install the package on",
+    },
 ];
 
 /// Installs the missing packages if this is root and apt-get exists; else says which are missing and what that costs.

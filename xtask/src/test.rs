@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::ebpf;
 use crate::hugepages::Hugepages;
-use crate::lab::files;
+use crate::lab::{files, nspawn};
 use crate::process::{self, Outcome};
 use crate::setup;
 
@@ -34,6 +34,8 @@ pub(crate) fn run() -> Outcome {
     let files = files::check(&process::debug_directory().join("weir"))?;
     files.print()?;
     not_run.extend(files.not_run);
+    println!("== test: the package on nodes with systemd");
+    not_run.extend(nspawn::check(&process::debug_directory().join("weir"))?);
     not_run.extend(cargo_test(
         "loom models",
         &["--package", "weir-ipc", "--locked", "--release", "--test", "loom"],
@@ -60,13 +62,22 @@ pub(crate) fn run() -> Outcome {
 fn cargo_test(name: &str, arguments: &[&str], variables: &[(&str, OsString)]) -> Result<Vec<String>, String> {
     println!("== test: {name}");
     let mut command = process::command(process::cargo_program());
-    command.arg("test").args(arguments).args(["--", "--show-output"]).stdout(Stdio::piped());
+    command.arg("test").args(arguments).args(["--", "--show-output"]);
     for (variable, value) in variables {
         command.env(variable, value);
     }
-    let line = process::describe(&command);
-    let mut child = command.spawn().map_err(|error| format!("cannot start `{line}`: {error}"))?;
-    let output = child.stdout.take().ok_or("cargo test has no output")?;
+    passed_on(&mut command)
+}
+
+/// Runs it, passing its output on without what passing tests print, and returns the checks not run.
+///
+/// # Errors
+/// It fails.
+pub(crate) fn passed_on(command: &mut Command) -> Result<Vec<String>, String> {
+    let line = process::describe(command);
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot start `{line}`: {error}"))?;
+    let output = child.stdout.take().ok_or_else(|| format!("`{line}` has no output"))?;
     let mut filter = OutputFilter::default();
     for text in BufReader::new(output).lines() {
         let text = text.map_err(|error| format!("cannot read the output of `{line}`: {error}"))?;

@@ -7,6 +7,7 @@
 mod bottleneck;
 mod channels;
 mod client;
+mod completions;
 mod config;
 mod daemon;
 mod doctor;
@@ -14,6 +15,7 @@ mod emitting;
 mod framing;
 mod hugepages;
 mod log;
+mod man;
 mod output;
 mod pipe;
 mod plan;
@@ -81,6 +83,10 @@ enum Verb {
     Hugepages(hugepages::HugepagesArgs),
     /// Check or print a configuration.
     Config(config::ConfigArgs),
+    /// Print what a shell needs to complete commands and options of this program.
+    Completions(completions::CompletionsArgs),
+    /// Print a page of the manual, or write all of them.
+    Man(man::ManArgs),
 }
 
 /// The daemon that a command talks to.
@@ -129,5 +135,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Hugepages(arguments) => hugepages::run(&arguments),
         Verb::Config(arguments) => config::run(&arguments),
+        Verb::Completions(arguments) => completions::run(&arguments),
+        Verb::Man(arguments) => man::run(&arguments),
     }
 }

@@ -238,7 +238,8 @@ fn try_zero_copy() -> Result<(), Errno> {
     // SAFETY: all zeroes is a msghdr without name, vectors and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_ptr().cast_mut();
-    message.msg_iovlen = parts.len();
+    // Another integer in each C library; there are never more than the kernel takes.
+    message.msg_iovlen = parts.len() as _;
     let entry =
         opcode::SendMsgZc::new(types::Fd(near.as_raw_fd()), &raw const message).buf_index(Some(0)).build();
     // SAFETY: the message lives until the entry was handed over, which copies it; what it names is given up below

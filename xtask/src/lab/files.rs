@@ -1,4 +1,5 @@
-//! What can be checked of the files for systemd without starting anything: units, users, directories, settings.
+//! What can be checked of the files for systemd without starting anything: units, users, directories, settings, and the
+//! package with them.
 //!
 //! Everything is staged in a directory of its own below the target directory; the machine is not touched.
 
@@ -6,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use super::package;
 use crate::process::{self, Outcome};
 use crate::setup::is_on_path;
 use crate::test::NOT_RUN;
@@ -39,7 +41,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn take(&mut self, what: String, outcome: Outcome) {
+    pub(super) fn take(&mut self, what: String, outcome: Outcome) {
         match outcome {
             Ok(()) => self.passed.push(what),
             Err(problem) => self.failed.push(format!("{what}: {problem}")),
@@ -47,7 +49,7 @@ impl Report {
     }
 
     /// The tool, unless it is missing.
-    fn tool(&mut self, program: &str, what: &str) -> bool {
+    pub(super) fn tool(&mut self, program: &str, what: &str) -> bool {
         let is_there = is_on_path(program);
         if !is_there {
             self.not_run.push(format!("{NOT_RUN} {what} (no {program})"));
@@ -91,6 +93,7 @@ pub(crate) fn check(weir: &Path) -> Result<Report, String> {
         report.take(format!("{} sets what this kernel has", name(&file)), sysctl(&read(&file)?));
     }
     check_configurations(&mut report, &staged("etc")?, weir, &directory)?;
+    package::check(&mut report, &staged("package")?, weir);
     // It holds a copy of the program.
     let _ = fs::remove_dir_all(&stage);
     Ok(report)
@@ -284,7 +287,7 @@ fn files(directory: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
     if files.is_empty() { Err(format!("{shown}: no file that ends in .{ending}")) } else { Ok(files) }
 }
 
-fn run(command: &mut Command) -> Result<Output, String> {
+pub(super) fn run(command: &mut Command) -> Result<Output, String> {
     command.output().map_err(|error| format!("cannot start `{}`: {error}", process::describe(command)))
 }
 
@@ -293,7 +296,7 @@ fn success(output: &Output) -> Outcome {
 }
 
 /// Success without a word: an unknown key is only a line on standard error.
-fn silence(output: &Output) -> Outcome {
+pub(super) fn silence(output: &Output) -> Outcome {
     let is_silent = output.stderr.is_empty() && output.stdout.is_empty();
     if output.status.success() && is_silent { Ok(()) } else { Err(words(output)) }
 }

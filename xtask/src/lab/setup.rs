@@ -354,7 +354,7 @@ fn image_release(package: &str) -> &str {
 }
 
 /// The code name of a release.
-fn codename(os_release: &str) -> Option<String> {
+pub(super) fn codename(os_release: &str) -> Option<String> {
     let name = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="))?;
     let name = name.trim().trim_matches('"');
     (!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric())).then(|| name.to_owned())

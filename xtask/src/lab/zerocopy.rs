@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::machine::{Card, Machine, Told};
 use super::report::{self, Check};
 use super::setup::{self, SERIES, Series, said};
-use super::{BOOT_TIMEOUT, all_there, build, image, table};
+use super::{BOOT_TIMEOUT, build, expect_all, image, table};
 use crate::process::{self, Outcome};
 
 /// What each guest does.
@@ -52,7 +52,7 @@ pub(super) fn run(series: Option<Series>, weir: Option<&Path>) -> Outcome {
             "only root can make a network for the machines: `cargo xtask lab zerocopy` as root".into()
         );
     }
-    all_there(&series.map_or(SERIES.to_vec(), |one| vec![one]))?;
+    expect_all(&setup::missing(&series.map_or(SERIES.to_vec(), |one| vec![one])))?;
     let weir = match weir {
         Some(path) => path.to_owned(),
         None => build()?,

@@ -62,7 +62,8 @@ impl Message {
             parts.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: bytes as usize });
         })?;
         self.header.msg_iov = self.parts.as_mut_ptr();
-        self.header.msg_iovlen = self.parts.len();
+        // Another integer in each C library; there are never more than the kernel takes.
+        self.header.msg_iovlen = self.parts.len() as _;
         Ok(())
     }
 }

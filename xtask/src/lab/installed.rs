@@ -1,0 +1,221 @@
+//! Emulated machines that start from a disk with the package on it: what a container cannot show, since it has the kernel
+//! of this machine. Hugepages at boot, limits that systemd may raise, other kernels, two NUMA nodes.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::checks::Checks;
+use super::rootfs;
+use super::setup::{self, QEMU, Series, directory, said};
+use crate::dist::{self, Effort};
+use crate::process::Outcome;
+
+/// What the guest does when it is up.
+const SCRIPT: &str = include_str!("installed.sh");
+
+/// Hugepages that each node of the guest is to have.
+const PAGES: u32 = 24;
+
+/// NUMA nodes of the guest, with a processor each.
+const NODES: u32 = 2;
+
+/// Memory of each, in MiB.
+const NODE_MIB: u32 = 640;
+
+/// Size of the disk, in MiB. Only what is written of it takes space.
+const DISK_MIB: u32 = 1024;
+
+/// Longest time of one machine from its start to its end.
+const TIMEOUT: Duration = Duration::from_secs(420);
+
+/// Starts each of these kernels from a disk on which the package with this program is installed.
+///
+/// # Errors
+/// The disk cannot be made, or something does not hold.
+pub(super) fn run(series: &[Series], weir: &Path) -> Outcome {
+    let runs = directory().join("runs");
+    fs::create_dir_all(&runs).map_err(|error| format!("{}: {error}", runs.display()))?;
+    let image = runs.join("installed.img");
+    disk(weir, &runs.join("installed"), &image)?;
+    let mut checks = Checks::new("qemu");
+    for one in series {
+        println!("qemu: starting Debian's kernel {}, at most {} s", one.name(), TIMEOUT.as_secs());
+        let report = runs.join(format!("installed-{}.txt", one.name()));
+        let console = runs.join(format!("installed-{}.log", one.name()));
+        let began = Instant::now();
+        let text = boot(*one, &image, &report, &console)?;
+        for line in text.lines() {
+            let fields: Vec<&str> = line.splitn(3, '|').collect();
+            let [word, what, found] = fields.as_slice() else { continue };
+            checks.check(&format!("{}: {what}", one.name()), || match *word {
+                "ok" => Ok(found.trim().to_owned()),
+                _ => Err(found.trim().to_owned()),
+            });
+        }
+        checks.check(&format!("{}: the machine started, was looked at and stopped", one.name()), || {
+            let seconds = began.elapsed().as_secs();
+            if text.lines().any(|line| line.trim() == "end") {
+                return Ok(format!("{seconds} s"));
+            }
+            Err(format!("it said no more after {seconds} s; its console is in {}", console.display()))
+        });
+    }
+    let _ = fs::remove_file(&image);
+    checks.finish()
+}
+
+/// A disk with the package on it and the script that looks at it, made in this directory.
+fn disk(weir: &Path, root: &Path, image: &Path) -> Outcome {
+    let rootfs = rootfs::ensure()?;
+    let _ = fs::remove_dir_all(root);
+    said(Command::new("cp").arg("--archive").args([&rootfs, root]))?;
+    let package = dist::deb::build(weir, &dist::version(), &root.join("root"), Effort::Little)?;
+    let inside = Path::new("/root").join(package.file_name().unwrap_or_default());
+    said(
+        Command::new("systemd-nspawn")
+            .args([
+                "--quiet",
+                "--register=no",
+                "--keep-unit",
+                "--pipe",
+                "--resolv-conf=off",
+                "--timezone=off",
+                "--directory",
+            ])
+            .arg(root)
+            .args(["dpkg", "--install"])
+            .arg(inside),
+    )?;
+    let write = |path: &str, text: &str| -> Outcome {
+        let path = root.join(path);
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    fs::remove_file(&package).map_err(|error| format!("{}: {error}", package.display()))?;
+    write("etc/hostname", "guest\n")?;
+    write("etc/default/weir-hugepages", &format!("PAGES_PER_NODE={PAGES}\n"))?;
+    write("root/check.sh", SCRIPT)?;
+    write(
+        "etc/systemd/system/check.service",
+        &format!(
+            "[Unit]\nAfter=weir.service\n[Service]\nType=oneshot\nEnvironment=PAGES={PAGES} NODES={NODES}\n\
+             StandardOutput=file:/dev/ttyS1\nExecStart=/bin/sh /root/check.sh\n"
+        ),
+    )?;
+    let wanted = root.join("etc/systemd/system/multi-user.target.wants/check.service");
+    std::os::unix::fs::symlink("../check.service", &wanted)
+        .map_err(|error| format!("{}: {error}", wanted.display()))?;
+    let _ = fs::remove_file(image);
+    said(
+        Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-E", "lazy_itable_init=1,nodiscard", "-L", "root", "-d"])
+            .args([root, image])
+            .arg(format!("{DISK_MIB}M"))
+            .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin"),
+    )?;
+    fs::remove_dir_all(root).map_err(|error| format!("{}: {error}", root.display()))
+}
+
+/// Starts a kernel from the disk, which stays as it is, and returns what the guest told before it stopped or was stopped.
+fn boot(series: Series, image: &Path, report: &Path, console: &Path) -> Result<String, String> {
+    for file in [report, console] {
+        fs::write(file, "").map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    let child = command(&series.kernel(), image, report, console).spawn();
+    let mut machine = Running(child.map_err(|error| format!("cannot start `{QEMU}`: {error}"))?);
+    let deadline = Instant::now() + TIMEOUT;
+    while Instant::now() < deadline {
+        match machine.0.try_wait() {
+            Ok(Some(status)) if status.success() => break,
+            Ok(Some(status)) => return Err(format!("`{QEMU}` failed ({status})")),
+            Ok(None) => std::thread::sleep(Duration::from_millis(200)),
+            Err(error) => return Err(format!("cannot wait for `{QEMU}`: {error}")),
+        }
+    }
+    Ok(String::from_utf8_lossy(&fs::read(report).unwrap_or_default()).replace('\r', ""))
+}
+
+/// The emulator, with two nodes of memory.
+fn command(kernel: &Path, image: &Path, report: &Path, console: &Path) -> Command {
+    let mut command = Command::new(QEMU);
+    command
+        .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])
+        .args(["-smp", &NODES.to_string(), "-m", &(NODES * NODE_MIB).to_string()]);
+    for node in 0..NODES {
+        command
+            .args(["-object", &format!("memory-backend-ram,id=m{node},size={NODE_MIB}M")])
+            .args(["-numa", &format!("node,nodeid={node},cpus={node},memdev=m{node}")]);
+    }
+    let drive = format!("file={},if=none,id=disk,format=raw,snapshot=on,cache=unsafe", image.display());
+    command
+        .args(["-serial", &format!("file:{}", console.display())])
+        .args(["-serial", &format!("file:{}", report.display())])
+        .args(["-drive", &drive, "-device", "nvme,drive=disk,serial=root"])
+        .arg("-kernel")
+        .arg(kernel)
+        .args([
+            "-append",
+            "root=/dev/nvme0n1 rw console=ttyS0 quiet panic=-1 mitigations=off systemd.show_status=no",
+        ])
+        .stdin(Stdio::null());
+    command
+}
+
+/// A process that is killed when nobody waits for it any more.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail where it has ended, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is missing to do it, one line each.
+pub(super) fn missing(series: &[Series]) -> Vec<String> {
+    let mut missing = setup::missing(series);
+    for (program, package) in
+        [("mkfs.ext4", "e2fsprogs"), ("systemd-nspawn", "systemd-container"), ("mmdebstrap", "mmdebstrap")]
+    {
+        if !crate::setup::is_on_path(program) {
+            missing.push(format!("`{program}` is missing (package {package}, by `cargo xtask setup`)"));
+        }
+    }
+    if !crate::process::is_root() {
+        missing.push("only root can make a root file system".to_owned());
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::process;
+
+    #[test]
+    fn the_machine_has_a_disk_that_stays_as_it_is_and_two_nodes() {
+        let path = |name: &str| PathBuf::from("/lab").join(name);
+        let line =
+            process::describe(&command(&path("kernel"), &path("disk"), &path("report"), &path("console")));
+        for part in [
+            " -accel tcg,thread=multi ",
+            " -m 1280 ",
+            " -numa node,nodeid=1,cpus=1,memdev=m1 ",
+            "file=/lab/disk,if=none,id=disk,format=raw,snapshot=on,",
+            " -serial file:/lab/console -serial file:/lab/report ",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(!line.contains("kvm"), "{line}");
+    }
+
+    #[test]
+    fn the_script_ends_with_the_word_that_is_waited_for() {
+        assert!(SCRIPT.contains("\necho end\n"));
+    }
+}

@@ -1,0 +1,157 @@
+//! The package on two nodes: systemd as the first process of each, in containers of this machine's kernel.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this | the verb: what is needed, what is made first, and the order |
+//! | [`super::rootfs`], [`super::node`] | what a node consists of, and how it starts and ends |
+//! | [`super::walk`] | from the package to records between two nodes |
+//! | [`super::lifecycle`] | what happens to the service: faults, upgrades, removal |
+//! | [`super::checks`] | one line for each |
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::checks::Checks;
+use super::node::{self, Node};
+use super::setup::{directory, said};
+use super::{groups, lifecycle, rootfs, walk};
+use crate::dist;
+use crate::hugepages::Hugepages;
+use crate::process::{self, Outcome};
+use crate::setup::is_on_path;
+use crate::test::NOT_RUN;
+
+/// The verb that this program is started with again, in namespaces of its own.
+pub(super) const INSIDE: &str = "nspawn-inside";
+
+/// Free 2 MiB pages that the two nodes use.
+const HUGEPAGES: u64 = 48;
+
+/// Programs that nodes are made with, and the packages that bring them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("systemd-nspawn", "systemd-container"),
+    ("mmdebstrap", "mmdebstrap"),
+    ("dpkg-deb", "dpkg"),
+    ("unshare", "util-linux"),
+    ("nsenter", "util-linux"),
+    ("ip", "iproute2"),
+];
+
+/// Where the things are that go into the nodes.
+#[derive(clap::Args)]
+pub(crate) struct InsideArguments {
+    /// The root file system
+    #[arg(long)]
+    rootfs: PathBuf,
+    /// The package that is installed first
+    #[arg(long)]
+    package: PathBuf,
+    /// The one that it is upgraded to
+    #[arg(long)]
+    newer: PathBuf,
+    /// The archive for other distributions
+    #[arg(long)]
+    archive: PathBuf,
+    /// The program that outlives its daemon
+    #[arg(long)]
+    steady: PathBuf,
+}
+
+/// Why this machine can have no nodes, if it cannot.
+fn missing() -> Option<String> {
+    if !process::is_root() {
+        return Some("needs root".to_owned());
+    }
+    let absent = PROGRAMS.iter().find(|(program, _)| !is_on_path(program));
+    if let Some((program, package)) = absent {
+        return Some(format!("no {program}: package {package}, which `cargo xtask setup` installs"));
+    }
+    // Where even this is refused, a container inside of a container for instance, there are no nodes.
+    let layers = "mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work /mnt/root && \
+         mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /mnt/root";
+    let tried =
+        said(Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "sh", "-c", layers]));
+    tried.err().map(|problem| format!("namespaces or layers of file systems are refused: {problem}"))
+}
+
+/// Does all of it with this program in the package. Returns what could not run here, each as `not run here: REASON`.
+///
+/// # Errors
+/// Something does not hold, or a part cannot be made.
+pub(crate) fn check(weir: &Path) -> Result<Vec<String>, String> {
+    if let Some(reason) = missing() {
+        let line = format!("{NOT_RUN} the package in nodes with systemd ({reason})");
+        println!("nspawn: {line}");
+        return Ok(vec![line]);
+    }
+    let rootfs = match rootfs::ensure() {
+        Ok(rootfs) => rootfs,
+        Err(reason) => {
+            let line = format!("{NOT_RUN} the package in nodes with systemd (no Debian to start: {reason})");
+            println!("nspawn: {line}");
+            return Ok(vec![line]);
+        }
+    };
+    let out = directory().join("packages");
+    let _ = fs::remove_dir_all(&out);
+    fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let package = dist::deb::build(weir, &dist::version(), &out, dist::Effort::Little)?;
+    let newer = dist::deb::build(weir, &format!("{}+1", dist::version()), &out, dist::Effort::Little)?;
+    let archive = dist::archive::build(weir, &dist::version(), &out, dist::Effort::Little)?;
+    process::cargo(&["build", "--quiet", "--locked", "--package", "weir-client", "--example", "steady"])?;
+    let steady = process::debug_directory().join("examples/steady");
+    let (hugepages, text) = Hugepages::reserve(HUGEPAGES);
+    println!("nspawn: {text}");
+    let files = [
+        ("--rootfs", &rootfs),
+        ("--package", &package),
+        ("--newer", &newer),
+        ("--archive", &archive),
+        ("--steady", &steady),
+    ];
+    let mut command = node::inside(&["lab", INSIDE])?;
+    for (flag, path) in files {
+        command.arg(flag).arg(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    }
+    groups::sweep();
+    // Its last line has said what does not hold.
+    let outcome = crate::test::passed_on(&mut command)
+        .map_err(|_| "the package on nodes with systemd fails".to_owned());
+    groups::sweep();
+    drop(hugepages);
+    let _ = fs::remove_dir_all(&out);
+    outcome
+}
+
+/// In the namespaces: two nodes from their start to their end.
+pub(super) fn run_inside(arguments: &InsideArguments) -> Outcome {
+    let nodes = directory().join("nodes");
+    fs::create_dir_all(&nodes).map_err(|error| format!("{}: {error}", nodes.display()))?;
+    said(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0755", "none"]).arg(&nodes))?;
+    let files =
+        [&arguments.package, &arguments.newer, &arguments.archive, &arguments.steady].map(PathBuf::as_path);
+    let mut checks = Checks::new("nspawn");
+    let boot = |name| Node::boot(name, &arguments.rootfs, &nodes, &files);
+    let (a, b) = std::thread::scope(|scope| {
+        let (a, b) = (scope.spawn(|| boot("a")), scope.spawn(|| boot("b")));
+        (a.join(), b.join())
+    });
+    let joined = |node: std::thread::Result<Result<Node, String>>| node.unwrap_or(Err("a panic".to_owned()));
+    let (a, b) = (joined(a)?, joined(b)?);
+    let package = name(&arguments.package);
+    walk::run(&mut checks, &a, &b, &package)?;
+    lifecycle::run(
+        &mut checks,
+        &a,
+        &lifecycle::Packages { package: &package, newer: &name(&arguments.newer) },
+    )?;
+    lifecycle::archive(&mut checks, &b, &name(&arguments.archive));
+    checks.check("both nodes stop", || a.stop().and_then(|()| b.stop()).map(|()| String::new()));
+    checks.finish()
+}
+
+/// What a file is called in the nodes.
+fn name(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| format!("/root/{}", name.to_string_lossy()))
+}

@@ -1,0 +1,47 @@
+//! The root file system of a node: a small Debian with systemd, made once and kept. Nodes have it below a layer of
+//! their own, so it stays as it is.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::setup::{codename, directory};
+use super::sources::Mirrors;
+use crate::process;
+
+/// Beside what every Debian has: what a node needs to start and the checks look with.
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,iproute2,procps";
+
+/// Makes it if it is not there, and returns where it is.
+///
+/// # Errors
+/// This machine names no release of Debian or no archive, or mmdebstrap fails.
+pub(super) fn ensure() -> Result<PathBuf, String> {
+    // Programs of this machine are to run on it.
+    let release = codename(&fs::read_to_string("/etc/os-release").unwrap_or_default())
+        .ok_or("/etc/os-release names no release of Debian")?;
+    let root = directory().join(format!("rootfs-{release}"));
+    if root.is_dir() {
+        return Ok(root);
+    }
+    let mirrors = Mirrors::of_this_machine()?;
+    let partial = directory().join(format!("rootfs-{release}.partial"));
+    let shown = |error: std::io::Error| format!("{}: {error}", partial.display());
+    // What an earlier run has left that was ended.
+    if partial.exists() {
+        fs::remove_dir_all(&partial).map_err(shown)?;
+    }
+    fs::create_dir_all(directory()).map_err(shown)?;
+    println!("lab: making a Debian {release} with systemd: half a minute to two, once");
+    let mut command = process::command("mmdebstrap");
+    command
+        .args(["--quiet", "--mode=root", "--variant=essential", "--format=directory"])
+        .arg(format!("--include={PACKAGES}"))
+        // Nothing of it needs to outlive a machine that loses its power.
+        .arg("--dpkgopt=force-unsafe-io")
+        .arg(&release)
+        .arg(&partial)
+        .arg(mirrors.archive.line(&release).trim());
+    super::setup::said(&mut command)?;
+    fs::rename(&partial, &root).map_err(shown)?;
+    Ok(root)
+}
