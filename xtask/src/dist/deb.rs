@@ -112,12 +112,12 @@ fn line(mut text: String, line: &str) -> String {
     text
 }
 
-/// The packages with the libraries that a program needs, as the program says it.
+/// The packages with the libraries that a program needs, as the program says it, each with a comma behind it.
 fn libraries(program: &[u8]) -> String {
     match glibc(program) {
-        Some((major, minor)) => format!("libc6 (>= {major}.{minor}), libgcc-s1"),
+        Some((major, minor)) => format!("libc6 (>= {major}.{minor}), libgcc-s1, "),
         // Nothing is linked when it runs.
-        None => "init-system-helpers".to_owned(),
+        None => String::new(),
     }
 }
 
@@ -147,7 +147,8 @@ mod tests {
     fn the_library_that_is_needed_is_the_newest_that_is_named() {
         let program = b"x\0GLIBC_2.4\0GLIBC_2.36\0GLIBC_2.2.5\0GLIBC_PRIVATE\0 GLIBC_9.9\0";
         assert_eq!(glibc(program), Some((2, 36)));
-        assert_eq!(libraries(program), "libc6 (>= 2.36), libgcc-s1");
+        assert_eq!(libraries(program), "libc6 (>= 2.36), libgcc-s1, ");
+        assert_eq!(libraries(b"static"), "");
         assert_eq!(glibc(b"static"), None);
         assert_eq!(glibc(b"\0GLIBC_2"), None);
     }
