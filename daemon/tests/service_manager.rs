@@ -1,60 +1,18 @@
 //! What a daemon tells the service manager that has started it: that it is ready, that it goes on, that it stops.
 
 mod common;
+#[path = "common/manager.rs"]
+mod manager;
 
-use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Daemon, DaemonOptions, PATIENCE, free_address};
+use common::{Daemon, PATIENCE};
+use manager::{Manager, managed};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-
-/// Longer than a daemon lets a watchdog wait, even when the machine is loaded; and than a shard may be silent.
-const SILENCE: Duration = Duration::from_secs(8);
-
-/// The end of a service manager.
-struct Manager(UnixDatagram);
-
-impl Manager {
-    fn listen(directory: &Path) -> Self {
-        let socket = UnixDatagram::bind(directory.join("notify")).expect("a socket");
-        socket.set_read_timeout(Some(SILENCE)).expect("a timeout");
-        Self(socket)
-    }
-
-    /// What is said next; none if nothing is for a while.
-    fn next(&self) -> Option<String> {
-        let mut bytes = [0; 4096];
-        let length = self.0.recv(&mut bytes).ok()?;
-        Some(String::from_utf8(bytes[..length].to_vec()).expect("UTF-8"))
-    }
-
-    /// Waits until something is said that begins like this.
-    fn expect(&self, beginning: &str) -> String {
-        let began = Instant::now();
-        loop {
-            assert!(began.elapsed() < PATIENCE, "{beginning} was not said");
-            match self.next() {
-                Some(said) if said.starts_with(beginning) => return said,
-                Some(_) => {}
-                None => panic!("{beginning} was not said for {SILENCE:?}"),
-            }
-        }
-    }
-}
-
-/// A daemon of this manager, whose watchdog waits for that long.
-fn managed(directory: &Path, watchdog: Option<Duration>) -> Daemon {
-    let socket = format!("NOTIFY_SOCKET={}", directory.join("notify").display());
-    let limit = watchdog.map(|limit| format!("WATCHDOG_USEC={}", limit.as_micros()));
-    let mut prefix = vec!["env", &socket];
-    prefix.extend(limit.as_deref());
-    let listen = free_address();
-    Daemon::spawn(directory, &DaemonOptions { prefix: &prefix, ..DaemonOptions::new("a", &listen) })
-}
 
 /// The thread of a shard.
 fn shard_thread(daemon: &Daemon, shard: u16) -> Pid {

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
 
 use super::output;
 use crate::config::{LogConfig, LogFormat, LogLevel};
@@ -32,40 +35,65 @@ enum Entry {
 /// The log while it is written to. It lives as long as the daemon.
 pub(super) struct Log {
     entries: SyncSender<Entry>,
+    level: Option<Level>,
+}
+
+/// The least severe level that is written, while the log is.
+#[derive(Clone)]
+pub(super) struct Level(reload::Handle<LevelFilter, Registry>);
+
+impl Level {
+    /// Changes it from now on.
+    pub(super) fn set(&self, level: LogLevel) {
+        // The log lives as long as the process, so that there is one.
+        if let Err(error) = self.0.reload(filter(level)) {
+            tracing::warn!(%error, "the level of the log stays as it is");
+        }
+    }
+}
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
 }
 
 impl Log {
     /// Sends what is logged in this process to standard error from now on.
     pub(super) fn start(options: &LogConfig) -> Self {
-        let (lines, log) = match Lines::start(io::stderr(), options.format) {
+        let (lines, mut log) = match Lines::start(io::stderr(), options.format) {
             Ok(started) => started,
             Err(e) => {
                 output::say(&format!("warning: no log: {e}"));
                 let (entries, _) = mpsc::sync_channel(1);
-                return Self { entries };
+                return Self { entries, level: None };
             }
         };
-        let level = match options.level {
-            LogLevel::Error => LevelFilter::ERROR,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-            LogLevel::Trace => LevelFilter::TRACE,
-        };
-        let builder = tracing_subscriber::fmt()
+        let (level, handle) = reload::Layer::new(filter(options.level));
+        let form = tracing_subscriber::fmt::layer()
             .with_writer(lines)
-            .with_max_level(level)
             .with_target(false)
             .with_ansi(io::stderr().is_terminal())
             .log_internal_errors(false);
+        let registry = tracing_subscriber::registry().with(level);
         let started = match options.format {
-            LogFormat::Text => builder.try_init(),
-            LogFormat::Json => builder.json().flatten_event(true).try_init(),
+            LogFormat::Text => registry.with(form).try_init(),
+            LogFormat::Json => registry.with(form.json().flatten_event(true)).try_init(),
         };
-        if let Err(e) = started {
-            output::say(&format!("warning: no log: {e}"));
+        match started {
+            Ok(()) => log.level = Some(Level(handle)),
+            Err(e) => output::say(&format!("warning: no log: {e}")),
         }
         log
+    }
+
+    /// What is written, to be changed while it is.
+    pub(super) fn level(&self) -> Option<Level> {
+        self.level.clone()
     }
 
     /// Waits until what was logged so far is written, at most half a second.
@@ -102,7 +130,7 @@ impl Lines {
         std::thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || write(&queue, &counted, format, output))?;
-        Ok((Self { entries: entries.clone(), lost }, Log { entries }))
+        Ok((Self { entries: entries.clone(), lost }, Log { entries, level: None }))
     }
 }
 

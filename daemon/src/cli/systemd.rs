@@ -14,6 +14,13 @@ use crate::node::NodeHandle;
 /// The daemon is ready.
 pub(super) const READY: &str = "READY=1";
 
+/// The daemon reads its configuration anew, until it is [`READY`] again. With the time of the monotonic clock, by which the
+/// manager tells this reload from others.
+pub(super) fn reloading() -> String {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec.saturating_mul(1_000_000) + now.tv_nsec / 1000)
+}
+
 /// The daemon has begun to stop.
 pub(super) const STOPPING: &str = "STOPPING=1";
 

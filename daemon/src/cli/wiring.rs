@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::config::{self, Config};
+use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
@@ -16,8 +16,8 @@ use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
-use crate::node::LINKS_PER_SHARD_MAX;
 use crate::node::options::NodeOptions;
+use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
@@ -28,35 +28,48 @@ use crate::shard::{ShardLoop, ShardOptions};
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node is started with.
-pub(super) fn node_options(config: &Config, observer: Observer) -> Result<NodeOptions, Problem> {
-    let key = match &config.key_file {
-        Some(path) => Some(config::read_cluster_key(path)?.0),
-        None => None,
-    };
+pub(super) fn node_options(
+    config: &Config,
+    key: Option<ClusterKey>,
+    observer: Observer,
+) -> Result<NodeOptions, Problem> {
+    let LiveSettings { peers, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
+        live_settings(config)?;
     let heartbeat =
         Heartbeat { interval: config.link.heartbeat_interval.0, timeout: config.link.heartbeat_timeout.0 };
     Ok(NodeOptions {
         node: config.node_name(),
         listen: config.listen,
-        key,
-        peers: config
-            .peers
-            .iter()
-            .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
-            .collect(),
-        limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
-        debloat: config.debloat(),
-        memory_bytes: config.memory_total_bytes(),
+        key: key.map(|key| key.0),
+        peers,
+        limits,
+        debloat,
+        memory_bytes,
         hugepages: hugepages(config.memory.hugepages),
-        attachments_max: config.limits.attachments_max,
+        attachments_max,
         link: LinkOptions {
             congestion: config.congestion().map(str::to_owned),
             user_timeout: heartbeat.timeout,
             ..LinkOptions::default()
         },
         heartbeat,
-        drain_timeout: config.drain_timeout.0,
+        drain_timeout,
         observer,
+    })
+}
+
+/// What of it can change while the node runs.
+pub(super) fn live_settings(config: &Config) -> Result<LiveSettings, Problem> {
+    let peers = config.peers.iter();
+    Ok(LiveSettings {
+        peers: peers
+            .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
+            .collect(),
+        limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
+        debloat: config.debloat(),
+        memory_bytes: config.memory_total_bytes(),
+        attachments_max: config.limits.attachments_max,
+        drain_timeout: config.drain_timeout.0,
     })
 }
 

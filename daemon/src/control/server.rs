@@ -237,6 +237,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::super::bottleneck::BottleneckReport;
+    use super::super::configuration::ConfigurationReport;
     use super::super::plan::PlanReport;
     use super::super::snapshot::{ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem};
     use super::super::stalls::StallsReport;
@@ -264,6 +265,10 @@ mod tests {
                 shards_missing: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
+        }
+
+        async fn configuration(&self) -> Result<ConfigurationReport, Problem> {
+            Ok(ConfigurationReport::default())
         }
 
         async fn channels(&self) -> Result<ChannelsReport, Problem> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::bottleneck::BottleneckReport;
+use super::configuration::ConfigurationReport;
 use super::gates::GateRow;
 use super::plan::PlanReport;
 use super::sockets::SocketRow;
@@ -40,6 +41,9 @@ pub(crate) fn unanswered(missing: &[u16]) -> Option<String> {
 pub trait SnapshotSource: Clone + Send + Sync + 'static {
     /// State of every subsystem.
     fn status(&self) -> impl Future<Output = Result<StatusReport, Problem>> + Send;
+
+    /// What is in effect of the configuration, and what is not.
+    fn configuration(&self) -> impl Future<Output = Result<ConfigurationReport, Problem>> + Send;
 
     /// State of every channel of this node, both ends.
     fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;

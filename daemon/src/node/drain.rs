@@ -101,6 +101,7 @@ impl Node {
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
             probes: self.options.observer.line(),
+            configuration: self.configuration.clone(),
         };
         let shards = self.shards.clone();
         self.tasks.spawn(async move {

@@ -123,6 +123,11 @@ impl From<OptionError> for StartError {
     }
 }
 
+/// The kernel's answer as the reason why a node does not start.
+pub(super) fn os(doing: &'static str) -> impl Fn(io::Error) -> StartError {
+    move |source| StartError::Os { doing, source }
+}
+
 /// How a node's run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEnd {

@@ -127,6 +127,11 @@ impl Peers {
         self.by_name.contains_key(peer)
     }
 
+    /// Whether this node dials this peer.
+    fn is_dialled(&self, peer: &Name) -> bool {
+        self.by_name.get(peer).is_some_and(|state| state.wanted.is_some())
+    }
+
     /// Whether a link of this peer would be one too many.
     fn is_full(&self, peer: &Name) -> bool {
         !self.is_known(peer)
@@ -218,24 +223,48 @@ impl Node {
     /// Begins to dial every configured peer.
     pub(super) fn keep_peers(&mut self) {
         for peer in self.options.peers.clone() {
-            let (wanted, is_wanted) = watch::channel(true);
-            let state = PeerState {
-                address: Some(peer.address.clone()),
-                wanted: Some(wanted),
-                ..PeerState::default()
-            };
-            let (events, name) = (self.events.clone(), peer.node.clone());
-            self.peers.by_name.insert(peer.node.clone(), state);
-            let (identity, options) = (self.identity.clone(), self.options.link.clone());
-            let places = self.dials.control.clone();
-            let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
-            self.tasks.spawn(peer::keep(peer, identity, options, places, is_wanted, events, wrap));
+            self.keep_peer(peer);
         }
+    }
+
+    /// Begins to dial a configured peer. It may be linked already, if it has dialled.
+    pub(super) fn keep_peer(&mut self, peer: PeerAddress) {
+        self.peers.absent.remove(&peer.node);
+        let state = self.peers.by_name.entry(peer.node.clone()).or_default();
+        let (wanted, is_wanted) = watch::channel(state.link.is_none());
+        (state.address, state.wanted) = (Some(peer.address.clone()), Some(wanted));
+        let (events, name) = (self.events.clone(), peer.node.clone());
+        let (identity, options) = (self.identity.clone(), self.options.link.clone());
+        let places = self.dials.control.clone();
+        let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
+        self.tasks.spawn(peer::keep(peer, identity, options, places, is_wanted, events, wrap));
+    }
+
+    /// Dials a peer no more, and lets go of the link that this node has dialled. One that the peer has dialled stays.
+    pub(super) fn leave_peer(&mut self, name: &Name, farewell: Failure) {
+        let Some(state) = self.peers.by_name.get_mut(name) else { return };
+        (state.address, state.wanted) = (None, None);
+        match &state.link {
+            Some(link) if link.dialled => {
+                let id = link.id;
+                self.lose_link(id, Some(farewell));
+            }
+            Some(_) => return,
+            None => {
+                self.peers.by_name.remove(name);
+            }
+        }
+        // Nobody misses it.
+        self.peers.absent.remove(name);
     }
 
     /// What came of dialling a configured peer.
     pub(super) fn handle_dialled(&mut self, name: &Name, outcome: Dialled) {
         match outcome {
+            // On its way when the peer was let go of.
+            Dialled::Up { .. } if !self.peers.is_dialled(name) => {
+                tracing::debug!(peer = %name, "a control link is not wanted any more");
+            }
             Dialled::Up { stream, peer, held } => {
                 self.adopt(Candidate { stream, peer, dialled: true, listens: None, held: Some(held) });
             }

@@ -10,6 +10,7 @@ use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use super::zero_copy;
+use crate::control::configuration::ConfigurationReport;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
@@ -71,6 +72,8 @@ pub(super) struct NodeFacts {
     pub(super) refused: Option<String>,
     /// How sockets are observed.
     pub(super) probes: Subsystem,
+    /// What is in effect of the configuration.
+    pub(super) configuration: ConfigurationReport,
 }
 
 /// Everything, at about one moment.
@@ -123,6 +126,7 @@ impl NodeReport {
             "attach",
             format!("{} of {} attachments", facts.attachments, facts.attachments_max),
         ));
+        subsystems.push(facts.configuration.line());
         StatusReport {
             schema_version: SCHEMA_VERSION,
             node: facts.node.clone(),
@@ -447,6 +451,7 @@ mod tests {
             vanished: Vec::new(),
             refused: None,
             probes: Observer::without(Cause::NoBpfCapability).line(),
+            configuration: ConfigurationReport::default(),
         };
         NodeReport { facts, shards: Vec::new() }
     }
