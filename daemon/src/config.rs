@@ -260,15 +260,18 @@ settings! {
 }
 
 settings! {
-    /// The log, on standard error.
+    /// The log, on standard error or in the journal. Of the warnings and errors of one place in the program, 20 within 10 seconds
+    /// are written; the rest is counted, and the count is written.
     pub struct LogConfig {
         /// Least severe level that is written.
         [Bounds::OneOf(LogLevel::NAMES), "word", Scope::Reload,
             "`debug` writes a line per link, partition and gate event, `trace` more"]
         level: LogLevel = LogLevel::Info,
-        /// Form of a line: `text` for people, `json` for programs.
+        /// Form of the log: `text` for people, `json` for programs, a line each on standard error; `journald` for entries of the
+        /// journal of systemd with a field for each value (`journalctl -o verbose`). `auto`: `journald` where systemd says that
+        /// standard error goes to the journal, else `text`.
         [Bounds::OneOf(LogFormat::NAMES), "word", Scope::Restart, "none"]
-        format: LogFormat = LogFormat::Text,
+        format: LogFormat = LogFormat::Auto,
     }
 }
 

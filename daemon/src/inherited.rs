@@ -43,7 +43,8 @@ impl Inherited {
                     inherited.sockets.insert(known, socket);
                 }
                 known => {
-                    let why = if known.is_some() { "there are two of it" } else { "no daemon has named it so" };
+                    let why =
+                        if known.is_some() { "there are two of it" } else { "no daemon has named it so" };
                     // Not ended: it may be somebody's.
                     tracing::warn!(name, why, "a descriptor of the service manager is not used");
                     inherited.unfit.push(name);

@@ -70,6 +70,7 @@ use crate::attach::listener::{AttachListener, Connected};
 use crate::attach::run_dir::{RunDir, SocketFile};
 use crate::attach::session::SessionEvent;
 use crate::control::configuration::ConfigurationReport;
+use crate::inherited::Inherited;
 use crate::link::dial::Dials;
 use crate::link::handshake::{HandshakeError, Identity, Peer};
 use crate::link::listen::{self, Gatekeeper};
@@ -304,7 +305,7 @@ impl Node {
         shards: Vec<ShardSender>,
         from_shards: mpsc::UnboundedReceiver<ToNode>,
     ) -> Result<(Self, NodeHandle), StartError> {
-        let ground = Ground::take(run_dir, options.listen, options.key.is_some())?;
+        let ground = Ground::take(run_dir, options.listen, options.key.is_some(), &mut Inherited::default())?;
         Self::start_on(ground, options, shards, from_shards)
     }
 
@@ -328,9 +329,9 @@ impl Node {
             return Err(StartError::OwnPeer { name: peer.node.clone() });
         }
         link_options::check(&options.link)?;
-        let Ground { mut run_dir, listener, address: listen } = ground;
+        let Ground { run_dir, listener, address: listen, clients } = ground;
         options.link.source = Some(listen.ip()).filter(|address| !address.is_unspecified());
-        let clients = AttachListener::new(run_dir.listen()?).map_err(os("watching the attach socket"))?;
+        let clients = AttachListener::new(clients).map_err(os("watching the attach socket"))?;
         raise_descriptor_limit();
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let identity = Identity {
@@ -409,6 +410,11 @@ impl Node {
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.run_dir.path()
+    }
+
+    /// The control socket of an earlier daemon, which this one goes on with, once.
+    pub fn inherited_control(&mut self) -> Option<OwnedFd> {
+        self.run_dir.control()
     }
 
     /// Takes a socket that was made in the run directory as the node's own: it goes when the node ends, and is missed when
@@ -523,7 +529,7 @@ impl Node {
     }
 
     fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
-        self.refused.note(from, error, self.started.elapsed());
+        self.refused.note(from, error);
     }
 }
 

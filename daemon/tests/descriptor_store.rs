@@ -15,7 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use common::{Daemon, DaemonOptions, Guarded, PATIENCE, eventually, free_address, recv, send, subsystem, weir};
+use common::{
+    Daemon, DaemonOptions, Guarded, PATIENCE, eventually, free_address, recv, send, subsystem, weir,
+};
 use manager::Manager;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use tempfile::TempDir;
@@ -155,7 +157,9 @@ fn whoever_comes_meanwhile_is_served(end: impl FnOnce(&mut Daemon)) {
     drop(guard);
     let mut node = TcpStream::connect(&listen).expect("the link port is listened on");
     let mut prometheus = TcpStream::connect(&metrics).expect("the metrics port is listened on");
-    prometheus.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").expect("it is taken");
+    prometheus
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        .expect("it is taken");
 
     let mut second = service.start(&listen);
     assert_ne!(second.pid(), first.pid());
@@ -198,7 +202,8 @@ fn records_flow_again_after_a_restart_and_the_peer_is_linked_again() {
     let mut first = service.start(&listen);
     let guard = alone();
     let peers = [("a", listen.as_str())];
-    let peer = Daemon::start(service.path(), &DaemonOptions { peers: &peers, ..DaemonOptions::new("b", &other) });
+    let peer =
+        Daemon::start(service.path(), &DaemonOptions { peers: &peers, ..DaemonOptions::new("b", &other) });
     drop(guard);
     eventually("linked", || has_link(&first, "b").then_some(()));
     assert_eq!(first.terminate(), Some(0));
@@ -248,8 +253,10 @@ fn descriptors_for_another_process_are_not_touched() {
         let (pid, count) = (format!("LISTEN_PID={pid}"), format!("LISTEN_FDS={count}"));
         let prefix = ["env", &pid, &count];
         let guard = alone();
-        let mut daemon =
-            Daemon::start(directory.path(), &DaemonOptions { prefix: &prefix, ..DaemonOptions::new(name, listen) });
+        let mut daemon = Daemon::start(
+            directory.path(),
+            &DaemonOptions { prefix: &prefix, ..DaemonOptions::new(name, listen) },
+        );
         drop(guard);
         assert_eq!(daemon.terminate(), Some(0));
         // Without a service manager the sockets end with their daemon.

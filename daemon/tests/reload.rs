@@ -119,13 +119,13 @@ fn what_can_change_does_and_what_cannot_is_named_and_waits() {
         file(directory.path(), "a").display()
     );
     assert!(
-        reason.contains(&at) && reason.contains("log.format is \"text\" and would be \"json\""),
+        reason.contains(&at) && reason.contains("log.format is \"auto\" and would be \"json\""),
         "{reason}"
     );
     let printed = weir(["config", "print"], &daemon.run_dir).output().expect("weir runs");
     let text = String::from_utf8(printed.stdout).expect("UTF-8");
     assert_eq!(printed.status.code(), Some(3), "{text}");
-    for line in ["segment_bytes = 32768", "level = \"debug\"", "format = \"text\""] {
+    for line in ["segment_bytes = 32768", "level = \"debug\"", "format = \"auto\""] {
         assert!(text.lines().any(|found| found.split("  #").next() == Some(line)), "{line} is not in {text}");
     }
     assert!(text.contains(&format!("# waits for a restart: {at}")), "{text}");

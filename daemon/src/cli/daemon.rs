@@ -20,8 +20,11 @@ use crate::config::{self, Config, Loaded, MemoryTotal, NodeName, Override, PeerA
 use crate::control::scrape::ScrapeServer;
 use crate::control::server::ControlServer;
 use crate::exit::{Exit, Problem};
+use crate::inherited::{self, Inherited};
+use crate::link::listen;
 use crate::node::{Ground, Node, NodeEnd, NodeHandle, StartError};
 use crate::observe::metrics::Exporter;
+use crate::privileges::{PROBES, Privileges};
 use crate::shard::mailbox::ToShard;
 
 /// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
@@ -85,11 +88,13 @@ fn memory(text: &str) -> Result<String, String> {
 
 /// Reads the configuration, starts the log, and runs the node.
 pub(super) fn start(arguments: DaemonArgs) -> Result<Exit, Problem> {
+    // First of all: nothing may be opened before.
+    let passed = systemd::passed();
     let source = Source { file: arguments.config.clone(), overrides: overrides(arguments)? };
     // Found wrong here, before anything is listening.
     let loaded = source.read().map_err(|errors| say_all(&errors))?;
     let log = Log::start(&loaded.config.log);
-    let ended = run(source, loaded, log.level());
+    let ended = run(source, loaded, log.level(), Inherited::of(passed));
     log.flush();
     ended
 }
@@ -126,7 +131,12 @@ fn overrides(arguments: DaemonArgs) -> Result<Vec<Override>, Problem> {
 }
 
 /// Runs the node on this thread until a signal ends it or it cannot go on.
-fn run(source: Source, loaded: Loaded, level: Option<Level>) -> Result<Exit, Problem> {
+fn run(
+    source: Source,
+    loaded: Loaded,
+    level: Option<Level>,
+    mut inherited: Inherited,
+) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
         Problem::new(Exit::Failed, "cannot start the control thread")
             .found(e.to_string())
@@ -137,18 +147,19 @@ fn run(source: Source, loaded: Loaded, level: Option<Level>) -> Result<Exit, Pro
     let (signals, ground) = {
         let _inside = runtime.enter();
         // Before anything that costs: a second daemon is told at once.
-        (
-            Signals::new()?,
-            Ground::take(&config.run_dir, config.listen, loaded.key.is_some()).map_err(start_problem)?,
-        )
+        (Signals::new()?, take_ground(&loaded, &mut inherited)?)
     };
     let observer = wiring::observer(&config)?;
-    let Shards { senders, reports, threads } = Shards::start(&config, &observer)?;
-    let options = wiring::node_options(&config, loaded.key.clone(), observer)?;
+    let mut privileges = Privileges::default();
+    privileges.give_up(PROBES);
+    let Shards { senders, reports, threads } = Shards::start(&config, &observer, &mut privileges)?;
+    let options = wiring::node_options(&config, loaded.key.clone(), observer, privileges)?;
     let stop = senders.clone();
     let outcome = runtime.block_on(async {
         let node = Node::start_on(ground, options, senders, reports).map_err(start_problem)?;
-        run_node(node, Reloader::new(source, loaded, level), signals, &config).await
+        let (node, handle) = node;
+        let sockets = Sockets::open(node, &config, inherited).await?;
+        run_node(sockets, handle, Reloader::new(source, loaded, level), signals, &config).await
     });
     // Not dropped: that would wait for a resolver that does not answer.
     runtime.shutdown_background();
@@ -164,23 +175,65 @@ fn start_problem(error: StartError) -> Problem {
     Problem::new(Exit::Failed, error.to_string())
 }
 
-async fn run_node(
-    (mut node, handle): (Node, NodeHandle),
-    reloader: Reloader,
-    mut signals: Signals,
-    config: &Config,
-) -> Result<Exit, Problem> {
-    let socket = config.control_socket();
-    let control = ControlServer::bind(&socket).map_err(|e| {
-        Problem::new(Exit::Failed, format!("cannot listen on {}", socket.display()))
+/// Takes what only one daemon can have. Its sockets are kept for the next one, if there is a service manager.
+fn take_ground(loaded: &Loaded, inherited: &mut Inherited) -> Result<Ground, Problem> {
+    let config = &loaded.config;
+    let ground = Ground::take(&config.run_dir, config.listen, loaded.key.is_some(), inherited);
+    systemd::forget(inherited.unfit());
+    let mut ground = ground.map_err(start_problem)?;
+    if ground.sockets().fold(true, |are_kept, (name, socket)| systemd::keep(name, socket) && are_kept) {
+        ground.run_dir().set_heirs();
+    }
+    Ok(ground)
+}
+
+/// A node, and what answers for it.
+struct Sockets {
+    node: Node,
+    control: ControlServer,
+    scrape: Option<ScrapeServer>,
+}
+
+impl Sockets {
+    async fn open(mut node: Node, config: &Config, mut inherited: Inherited) -> Result<Self, Problem> {
+        let control = listen_for_commands(&mut node, config)?;
+        let scrape = listen_for_scrapes(config, &mut inherited).await;
+        inherited.give_up();
+        systemd::forget(inherited.unfit());
+        let scrape = scrape?;
+        systemd::keep(inherited::CONTROL, control.socket());
+        if let Some(scrape) = &scrape {
+            systemd::keep(inherited::METRICS, scrape.socket());
+        }
+        Ok(Self { node, control, scrape })
+    }
+}
+
+fn listen_for_commands(node: &mut Node, config: &Config) -> Result<ControlServer, Problem> {
+    let path = config.control_socket();
+    let opened = match node.inherited_control() {
+        Some(socket) => ControlServer::resume(socket, &path),
+        None => ControlServer::bind(&path),
+    };
+    let control = opened.map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot listen on {}", path.display()))
             .found(e.to_string())
             .needed("a directory that this user may write")
             .fix("run_dir")
     })?;
-    node.keep_socket(&socket).map_err(|e| {
-        Problem::new(Exit::Failed, format!("cannot find {}", socket.display())).found(e.to_string())
+    node.keep_socket(&path).map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot find {}", path.display())).found(e.to_string())
     })?;
-    let scrape = listen_for_scrapes(config).await?;
+    Ok(control)
+}
+
+async fn run_node(
+    Sockets { node, control, scrape }: Sockets,
+    handle: NodeHandle,
+    reloader: Reloader,
+    mut signals: Signals,
+    config: &Config,
+) -> Result<Exit, Problem> {
     tracing::info!(
         node = %config.node_name(),
         listen = %node.listen_address(),
@@ -231,7 +284,10 @@ async fn run_node(
 }
 
 /// Listens where the configuration says that metrics are given, if it does.
-async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Problem> {
+async fn listen_for_scrapes(
+    config: &Config,
+    inherited: &mut Inherited,
+) -> Result<Option<ScrapeServer>, Problem> {
     let Some(address) = config.metrics.listen else { return Ok(None) };
     let problem = |error: io::Error| {
         Problem::new(Exit::Failed, format!("cannot listen on {address} for metrics"))
@@ -239,7 +295,12 @@ async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Pro
             .needed("an address of this machine with a free port")
             .fix("metrics.listen")
     };
-    let server = ScrapeServer::bind(address).await.map_err(problem)?;
+    let server =
+        match inherited.take(inherited::METRICS, |socket| listen::check_inherited(socket, address)) {
+            Some(socket) => ScrapeServer::resume(socket),
+            None => ScrapeServer::bind(address).await,
+        }
+        .map_err(problem)?;
     tracing::info!(address = %server.address().map_err(problem)?, "metrics");
     Ok(Some(server))
 }

@@ -20,6 +20,7 @@ use crate::node::options::NodeOptions;
 use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
+use crate::privileges::{Privileges, RINGS};
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
 use crate::shard::placement::{self, Pin};
 use crate::shard::{ShardLoop, ShardOptions};
@@ -32,6 +33,7 @@ pub(super) fn node_options(
     config: &Config,
     key: Option<ClusterKey>,
     observer: Observer,
+    privileges: Privileges,
 ) -> Result<NodeOptions, Problem> {
     let LiveSettings { peers, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
         live_settings(config)?;
@@ -55,6 +57,7 @@ pub(super) fn node_options(
         heartbeat,
         drain_timeout,
         observer,
+        privileges,
     })
 }
 
@@ -149,7 +152,11 @@ pub(super) struct Shards {
 impl Shards {
     /// Finds out what the kernel can do, makes a ring for every shard, then starts the threads: what is missing is
     /// known before any of them runs.
-    pub(super) fn start(config: &Config, observer: &Observer) -> Result<Self, Problem> {
+    pub(super) fn start(
+        config: &Config,
+        observer: &Observer,
+        privileges: &mut Privileges,
+    ) -> Result<Self, Problem> {
         let highest = match config.io.level {
             config::IoLevel::Auto => None,
             config::IoLevel::Incremental => Some(Level::Incremental),
@@ -192,6 +199,8 @@ impl Shards {
                 cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
             });
         }
+        // Every ring has noted by now that its memory is not charged.
+        privileges.give_up(RINGS);
         let (to_node, reports) = unbounded_channel();
         let mut shards = Self { senders, reports, threads: Vec::new() };
         for mut part in prepared {

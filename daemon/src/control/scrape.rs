@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::routes;
 use super::snapshot::SnapshotSource;
 use crate::exit::{Exit, Problem};
+use crate::link::listen;
 use crate::observe::metrics::Exporter;
 
 /// Most connections at a time. Whoever comes then waits until one has ended, which takes [`CONNECTION_TIMEOUT`] at most.
@@ -47,6 +49,19 @@ impl ScrapeServer {
     /// The address is not one of this machine, is taken, or may not be listened on.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::bind(address).await? })
+    }
+
+    /// Goes on with the socket of an earlier daemon. Must be called inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resume(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { listener: listen::resume(socket)? })
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Where it listens.

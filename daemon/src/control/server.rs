@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -73,10 +74,25 @@ impl ControlServer {
         Ok(Self { listener, path: path.to_owned() })
     }
 
+    /// Goes on with the socket of an earlier daemon at `path`. Must be called inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resume(socket: OwnedFd, path: &Path) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path: path.to_owned() })
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Answers requests until dropped.
@@ -263,6 +279,7 @@ mod tests {
                 links: Vec::new(),
                 shards: Vec::new(),
                 shards_missing: Vec::new(),
+                capabilities_given_up: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }

@@ -96,6 +96,9 @@ pub struct StatusReport {
     /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their links are missing above.
     #[serde(default)]
     pub shards_missing: Vec<u16>,
+    /// Capabilities that the daemon had when it started, and gave up.
+    #[serde(default)]
+    pub capabilities_given_up: Vec<String>,
 }
 
 /// One data link, over all its connections.

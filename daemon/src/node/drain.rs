@@ -37,6 +37,10 @@ impl Node {
             return;
         }
         self.acceptors.abort_all();
+        if self.run_dir.has_heirs() {
+            // They are the next daemon's.
+            self.reception.abort_all();
+        }
         let waiting = self.shards.iter().map(|shard| shard.shard()).collect();
         self.drain = Some(Drain { deadline: Instant::now() + self.options.drain_timeout, waiting });
         for shard in &self.shards {
@@ -101,6 +105,7 @@ impl Node {
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
             probes: self.options.observer.line(),
+            privileges: self.options.privileges.clone(),
             configuration: self.configuration.clone(),
         };
         let shards = self.shards.clone();

@@ -15,6 +15,7 @@ use crate::link::options::{LinkOptions, OptionError};
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::memory::HugepageMode;
 use crate::observe::sockets::Observer;
+use crate::privileges::Privileges;
 
 /// Everything that a node needs to know. Made from the configuration.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ pub struct NodeOptions {
     pub drain_timeout: Duration,
     /// What watches the sockets of data links.
     pub(crate) observer: Observer,
+    /// What became of the daemon's capabilities.
+    pub privileges: Privileges,
 }
 
 /// Why a node does not start.

@@ -19,6 +19,7 @@ use crate::control::snapshot::{
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
 use crate::io::probe::LOST_FIX;
 use crate::memory::{HugepageMode, cgroup, mebibytes, system};
+use crate::privileges::Privileges;
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 use crate::shard::stall::TurnStats;
 
@@ -72,6 +73,8 @@ pub(super) struct NodeFacts {
     pub(super) refused: Option<String>,
     /// How sockets are observed.
     pub(super) probes: Subsystem,
+    /// What became of capabilities.
+    pub(super) privileges: Privileges,
     /// What is in effect of the configuration.
     pub(super) configuration: ConfigurationReport,
 }
@@ -126,6 +129,7 @@ impl NodeReport {
             "attach",
             format!("{} of {} attachments", facts.attachments, facts.attachments_max),
         ));
+        subsystems.push(facts.privileges.line());
         subsystems.push(facts.configuration.line());
         StatusReport {
             schema_version: SCHEMA_VERSION,
@@ -139,6 +143,7 @@ impl NodeReport {
             links,
             shards: self.shard_rows(),
             shards_missing: missing,
+            capabilities_given_up: facts.privileges.given_up.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -451,6 +456,7 @@ mod tests {
             vanished: Vec::new(),
             refused: None,
             probes: Observer::without(Cause::NoBpfCapability).line(),
+            privileges: Privileges::default(),
             configuration: ConfigurationReport::default(),
         };
         NodeReport { facts, shards: Vec::new() }

@@ -1,4 +1,5 @@
 //! The end of a service manager: what a daemon tells it, and the descriptors that it keeps.
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;

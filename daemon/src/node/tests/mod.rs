@@ -70,6 +70,7 @@ fn options(node: &str) -> NodeOptions {
         heartbeat: Heartbeat::default(),
         drain_timeout: PATIENCE,
         observer: Observer::without(Cause::SwitchedOff),
+        privileges: crate::privileges::Privileges::default(),
     }
 }
 
