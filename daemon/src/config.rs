@@ -57,6 +57,14 @@ settings! {
         /// free port, which `weir status` shows.
         [Bounds::SocketAddress, "address:port", Scope::Restart, "one socket, and one more per link"]
         listen: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070),
+        /// A name that resolves to the addresses of all nodes, this one among them or not, with the port on which all of them
+        /// listen, as a headless service of Kubernetes or a name with one A record per node. Each address is asked whose it
+        /// is; the nodes that are found are peers, besides those that `[peers]` names. A node that finds itself skips itself.
+        [Bounds::PeerAddress, "host:port", Scope::Reload, "a lookup per `peers_dns_interval`, and a connection for each address that is no peer yet"]
+        peers_dns: Option<PeerAddress> = None,
+        /// How often that name is looked up.
+        [Bounds::Span { min_ms: 100, max_ms: 3_600_000 }, "duration", Scope::Reload, "a new node that nobody else knows is found this late"]
+        peers_dns_interval: Span = Span(Duration::from_secs(30)),
         /// File with the cluster key: exactly 32 random bytes, readable by its owner only
         /// (`head -c 32 /dev/urandom > FILE; chmod 600 FILE`). Not set: nodes are not authenticated, and only
         /// loopback may be listened on.

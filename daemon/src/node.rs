@@ -18,6 +18,7 @@
 //! | [`plan`] | the job graph of what is attached |
 //! | [`tasks_times`], [`stats`] | what tasks and channels do, here and at the peers |
 //! | [`drain`] | how a node stops |
+//! | [`discovery`] | peers that are found by a name |
 //! | [`ground`] | what only one daemon can have, taken before the node is made |
 //! | [`configuration`] | what a configuration that is read anew changes |
 //! | [`beat`] | whether it goes on |
@@ -29,6 +30,7 @@ mod beside;
 mod configuration;
 mod creation;
 mod data_links;
+mod discovery;
 mod drain;
 mod ground;
 mod handle;
@@ -75,7 +77,7 @@ use crate::link::dial::Dials;
 use crate::link::handshake::{HandshakeError, Identity, Peer};
 use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
-use crate::link::peer::{Dialled, LinkEnd, random};
+use crate::link::peer::{Dialled, Found, LinkEnd, random};
 use crate::shard::mailbox::{AttachmentId, ShardSender, ShardSnapshot, ToNode, ToShard};
 
 pub use beat::Beat;
@@ -90,6 +92,7 @@ use beside::{accept_clients, accept_peers, collect_stalls, look_for_sockets, sam
 use configuration::Configure;
 use creation::WaitingGates;
 use data_links::{DataLinks, Route, SocketName, Step};
+use discovery::Discovery;
 use drain::Drain;
 use load::LoadTable;
 use making::{Make, Makers, Making};
@@ -146,6 +149,15 @@ pub(crate) enum NodeEvent {
         peer: Name,
         /// What came of it.
         outcome: Dialled,
+    },
+    /// The name of the peers was looked up.
+    Resolved(Result<Vec<SocketAddr>, String>),
+    /// An address of it was asked whose it is.
+    Found {
+        /// Which.
+        address: SocketAddr,
+        /// What it is.
+        found: Found,
     },
     /// A message of a peer on a control link.
     Control {
@@ -282,6 +294,7 @@ pub struct Node {
     /// Whether the log says that a socket has vanished.
     is_vanishing_told: bool,
     dials: Dials,
+    discovery: Discovery,
     /// What is in effect, and what is not.
     configuration: ConfigurationReport,
     drain: Option<Drain>,
@@ -362,6 +375,7 @@ impl Node {
             refused: listen::Refusals::default(),
             is_vanishing_told: false,
             dials: Dials::default(),
+            discovery: Discovery::default(),
             configuration: ConfigurationReport::default(),
             drain: None,
             tasks: JoinSet::new(),
@@ -379,6 +393,7 @@ impl Node {
         };
         node.begin(listener, clients);
         node.keep_peers();
+        node.look_up(node.options.lookup.clone());
         Ok((node, NodeHandle { events }))
     }
 
@@ -459,6 +474,8 @@ impl Node {
             NodeEvent::Accepted { stream, peer, from } => self.handle_accepted(stream, peer, from),
             NodeEvent::Refused { from, error } => self.handle_refused(from, &error),
             NodeEvent::Dialled { peer, outcome } => self.handle_dialled(&peer, outcome),
+            NodeEvent::Resolved(outcome) => self.handle_resolved(outcome),
+            NodeEvent::Found { address, found } => self.handle_found(address, found),
             NodeEvent::Control { link, message } => self.handle_control(link, message),
             NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),
             NodeEvent::DataDialled { route, socket, outcome } => {
@@ -529,7 +546,10 @@ impl Node {
     }
 
     fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
-        self.refused.note(from, error);
+        // It has dialled itself, by the name of the peers.
+        if !matches!(error, HandshakeError::Itself) {
+            self.refused.note(from, error);
+        }
     }
 }
 

@@ -115,7 +115,7 @@ fn what_can_change_does_and_what_cannot_is_named_and_waits() {
     let (state, reason, fix) = state(&daemon, "configuration").expect("a line");
     assert_eq!((state.as_str(), fix.as_str()), ("degraded", "systemctl restart weir"));
     let at = format!(
-        "memory.segment_bytes is 32768 and would be 65536 ({}:5)",
+        "memory.segment_bytes is 32768 and would be 65536 ({}:6)",
         file(directory.path(), "a").display()
     );
     assert!(
@@ -145,8 +145,8 @@ fn a_wrong_one_is_not_taken_and_all_that_is_wrong_is_told() {
     let (state_found, reason, fix) = state(&daemon, "configuration").expect("a line");
     assert_eq!(state_found, "degraded");
     for error in [
-        format!("{}:6: unknown key; found \"pool.floatin\"", path.display()),
-        format!("{}:7: bad value of pool.exclusive; found 0", path.display()),
+        format!("{}:7: unknown key; found \"pool.floatin\"", path.display()),
+        format!("{}:8: bad value of pool.exclusive; found 0", path.display()),
     ] {
         assert!(reason.contains(&error), "{error} is not in {reason}");
         assert!(daemon.printed().contains(&error), "{error} is not in the log");

@@ -80,7 +80,7 @@ impl Reloader {
             Ok(settings) => Some(settings),
             Err(errors) => {
                 for error in &errors {
-                    tracing::error!(error, "configuration not taken: what was in effect still is");
+                    tracing::error!(%error, "configuration not taken: what was in effect still is");
                 }
                 self.report.reloads_failed_total = self.report.reloads_failed_total.saturating_add(1);
                 self.report.errors = errors;

@@ -14,6 +14,7 @@ use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::link::resolve::Lookup;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
 use crate::node::options::NodeOptions;
@@ -35,7 +36,7 @@ pub(super) fn node_options(
     observer: Observer,
     privileges: Privileges,
 ) -> Result<NodeOptions, Problem> {
-    let LiveSettings { peers, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
+    let LiveSettings { peers, lookup, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
         live_settings(config)?;
     let heartbeat =
         Heartbeat { interval: config.link.heartbeat_interval.0, timeout: config.link.heartbeat_timeout.0 };
@@ -44,6 +45,7 @@ pub(super) fn node_options(
         listen: config.listen,
         key: key.map(|key| key.0),
         peers,
+        lookup,
         limits,
         debloat,
         memory_bytes,
@@ -64,10 +66,12 @@ pub(super) fn node_options(
 /// What of it can change while the node runs.
 pub(super) fn live_settings(config: &Config) -> Result<LiveSettings, Problem> {
     let peers = config.peers.iter();
+    let lookup = config.peers_dns.as_ref();
     Ok(LiveSettings {
         peers: peers
             .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
             .collect(),
+        lookup: lookup.map(|name| Lookup::new(name.to_string(), config.peers_dns_interval.0)),
         limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
         debloat: config.debloat(),
         memory_bytes: config.memory_total_bytes(),

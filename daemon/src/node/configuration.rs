@@ -11,12 +11,15 @@ use super::Node;
 use crate::attach::debloat::DebloatDefaults;
 use crate::control::configuration::ConfigurationReport;
 use crate::link::peer::PeerAddress;
+use crate::link::resolve::Lookup;
 
 /// The settings that can change while a node runs.
 #[derive(Clone, Debug)]
 pub struct LiveSettings {
     /// Peers to dial. None of them has the node's own name.
     pub peers: Vec<PeerAddress>,
+    /// A name by which more of them are found.
+    pub lookup: Option<Lookup>,
     /// The defaults of pools, and the bound on spanning records, count; nothing else of it.
     pub limits: Limits,
     /// What gates do whose client does not say whether they are debloated.
@@ -53,7 +56,8 @@ impl Node {
     }
 
     fn take_settings(&mut self, settings: LiveSettings) {
-        let LiveSettings { peers, limits, debloat, memory_bytes, attachments_max, drain_timeout } = settings;
+        let LiveSettings { peers, lookup, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
+            settings;
         self.options.limits = Limits {
             exclusive: limits.exclusive,
             floating: limits.floating,
@@ -68,6 +72,7 @@ impl Node {
         self.options.drain_timeout = drain_timeout;
         self.budget.raise(memory_bytes);
         self.change_peers(peers);
+        self.look_up(lookup);
     }
 
     /// Dials those that are new or have moved, and lets go of those that are not named any more. A link that such a peer has

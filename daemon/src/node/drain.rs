@@ -104,6 +104,7 @@ impl Node {
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
+            found: self.discovery.line(),
             probes: self.options.observer.line(),
             privileges: self.options.privileges.clone(),
             configuration: self.configuration.clone(),

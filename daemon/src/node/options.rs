@@ -13,6 +13,7 @@ use crate::attach::run_dir::RunDirError;
 use crate::link::listen::ListenError;
 use crate::link::options::{LinkOptions, OptionError};
 use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::link::resolve::Lookup;
 use crate::memory::HugepageMode;
 use crate::observe::sockets::Observer;
 use crate::privileges::Privileges;
@@ -28,6 +29,8 @@ pub struct NodeOptions {
     pub key: Option<[u8; 32]>,
     /// Peers to dial.
     pub peers: Vec<PeerAddress>,
+    /// A name by which more of them are found (`peers_dns`).
+    pub lookup: Option<Lookup>,
     /// Sizes, windows and times; the defaults of pools are among them.
     pub limits: Limits,
     /// What gates do whose client does not say whether they are debloated (`debloat.*`).

@@ -35,6 +35,8 @@ pub(super) struct PeerReport {
     pub(super) name: String,
     /// `host:port` from the configuration; none for a peer that dialled us.
     pub(super) address: Option<String>,
+    /// Whether that comes from `peers_dns`.
+    pub(super) is_found: bool,
     pub(super) is_linked: bool,
     pub(super) data_links: usize,
     /// Why there is no link, as far as is known.
@@ -63,6 +65,8 @@ pub(super) struct NodeFacts {
     /// Who keeps how many bytes of regions that have ended, the most first.
     pub(super) kept: Vec<(String, u64)>,
     pub(super) peers: Vec<PeerReport>,
+    /// What was found by name, if there is one.
+    pub(super) found: Option<Subsystem>,
     pub(super) attachments: usize,
     pub(super) attachments_max: u32,
     pub(super) shards: u16,
@@ -113,7 +117,8 @@ impl NodeReport {
         let facts = &self.facts;
         let mut subsystems = vec![node_line(facts), listener_line(facts)];
         subsystems.extend(facts.peers.iter().map(peer_line));
-        if facts.peers.is_empty() {
+        subsystems.extend(facts.found.clone());
+        if facts.peers.is_empty() && facts.found.is_none() {
             subsystems.push(Subsystem::off("peers", "no peer is configured and none has dialled"));
         }
         let links = self.links();
@@ -281,6 +286,9 @@ fn peer_fix(peer: &PeerReport, reason: &str) -> String {
         return format!("the value that the reason names, here or on {name}; then restart weir there");
     }
     match &peer.address {
+        Some(address) if peer.is_found => {
+            format!("start weir on {name}, or take {address} out of the records of peers_dns")
+        }
         Some(address) => format!("start weir on {name}, or correct peers.{name} = \"{address}\""),
         None => format!("start weir on {name}, or add --peer {name}=HOST:PORT"),
     }
@@ -449,6 +457,7 @@ mod tests {
             regions: RegionReport { mode: HugepageMode::Auto, hugepages: 0, ordinary: 1 },
             kept: Vec::new(),
             peers,
+            found: None,
             attachments: 0,
             attachments_max: 1,
             shards: 2,
@@ -560,6 +569,7 @@ mod tests {
         let peer = PeerReport {
             name: "NAME".to_owned(),
             address: None,
+            is_found: false,
             is_linked: false,
             data_links: 0,
             reason: None,

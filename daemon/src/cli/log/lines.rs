@@ -15,6 +15,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::journal;
 use super::limit::{Limiter, Suppressed, WINDOW};
+use crate::privileges::{PROBES, Privileges, RINGS};
 
 /// Lines that may wait to be written.
 const QUEUED_LINES_MAX: usize = 1024;
@@ -95,7 +96,13 @@ impl Lines {
         let (entries, queue) = mpsc::sync_channel(QUEUED_LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
         let mut writer = Writer { output, form, limiter, lost: Arc::clone(&lost) };
-        std::thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(&queue))?;
+        std::thread::Builder::new().name("log".to_owned()).spawn(move || {
+            // It is there before the others give theirs up, and needs none.
+            let mut privileges = Privileges::default();
+            privileges.give_up(PROBES);
+            privileges.give_up(RINGS);
+            writer.run(&queue);
+        })?;
         Ok((Self { entries: entries.clone(), lost }, Queue(entries)))
     }
 }

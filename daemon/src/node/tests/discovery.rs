@@ -49,7 +49,8 @@ async fn nodes_find_each_other_by_a_name_and_themselves_not() {
         for other in others {
             node.until_linked(other).await;
         }
-        let expected = format!("all.weir:7070: 3 addresses, this node among them; peers: {}", others.join(", "));
+        let expected =
+            format!("all.weir:7070: 3 addresses, this node among them; peers: {}", others.join(", "));
         let line = line(node, |line| line.detail == expected).await;
         assert_eq!(line.state, Health::Ok);
     }
