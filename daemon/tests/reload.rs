@@ -4,6 +4,7 @@ mod common;
 #[path = "common/manager.rs"]
 mod manager;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -80,7 +81,14 @@ fn partition_bytes(daemon: &Daemon) -> u64 {
 #[test]
 fn what_can_change_does_and_what_cannot_is_named_and_waits() {
     let directory = TempDir::new().expect("a directory");
-    write(directory.path(), &format!("{PLAIN}total = \"64 MiB\"\n"));
+    let key = directory.path().join("key");
+    let set_key = |byte: u8| {
+        std::fs::write(&key, [byte; 32]).expect("a key");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    };
+    set_key(1);
+    let head = format!("key_file = \"{}\"\n{PLAIN}", key.display());
+    write(directory.path(), &format!("{head}total = \"64 MiB\"\n"));
     let manager = Manager::listen(directory.path());
     let mut daemon = managed(directory.path(), None);
     manager.expect("READY=1");
@@ -90,15 +98,16 @@ fn what_can_change_does_and_what_cannot_is_named_and_waits() {
     write(
         directory.path(),
         &format!(
-            "{PLAIN}total = \"128 MiB\"\nsegment_bytes = 65536\n[pool]\nfloating = 108\n[log]\nlevel = \"debug\"\n\
+            "{head}total = \"128 MiB\"\nsegment_bytes = 65536\n[pool]\nfloating = 108\n[log]\nlevel = \"debug\"\n\
              format = \"json\"\n[limits]\nattachments_max = 1\n"
         ),
     );
+    set_key(2);
     signal(daemon.pid(), Signal::HUP);
     let reloading = manager.expect("RELOADING=1\nMONOTONIC_USEC=");
     assert!(reloading.rsplit_once('=').is_some_and(|(_, usec)| usec.parse::<u64>().is_ok()), "{reloading}");
     let ready = manager.expect("READY=1\nSTATUS=");
-    assert!(ready.ends_with("; 2 settings wait for a restart"), "{ready}");
+    assert!(ready.ends_with("; 3 settings wait for a restart"), "{ready}");
 
     assert_eq!(daemon.ask("status")["memory"]["total_bytes"], 128 << 20);
     assert_eq!(partition_bytes(&daemon), small + 100 * 32_768, "floating segments, of the old size");
@@ -115,11 +124,15 @@ fn what_can_change_does_and_what_cannot_is_named_and_waits() {
     let (state, reason, fix) = state(&daemon, "configuration").expect("a line");
     assert_eq!((state.as_str(), fix.as_str()), ("degraded", "systemctl restart weir"));
     let at = format!(
-        "memory.segment_bytes is 32768 and would be 65536 ({}:6)",
+        "memory.segment_bytes is 32768 and would be 65536 ({}:7)",
         file(directory.path(), "a").display()
     );
     assert!(
         reason.contains(&at) && reason.contains("log.format is \"auto\" and would be \"json\""),
+        "{reason}"
+    );
+    assert!(
+        reason.contains("key_file is the key that it held at the start and would be another key"),
         "{reason}"
     );
     let printed = weir(["config", "print"], &daemon.run_dir).output().expect("weir runs");

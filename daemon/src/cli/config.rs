@@ -56,7 +56,7 @@ pub(super) fn say_all(errors: &ConfigErrors) -> Problem {
     for problem in &all {
         output::say(&format!("error: {problem}"));
     }
-    last.unwrap_or_else(|| errors.first.clone().into())
+    last.unwrap_or_else(|| (*errors.first).clone().into())
 }
 
 pub(super) fn run(arguments: &ConfigArgs) -> Result<Exit, Problem> {

@@ -102,12 +102,9 @@ impl Reloader {
         let settings =
             wiring::live_settings(&config).map_err(|problem: Problem| vec![problem.to_string()])?;
         if loaded.key != self.key && config.key_file == loaded.config.key_file {
-            let content = |key: &Option<ClusterKey>| key.as_ref().map(|_| "another content".to_owned());
-            waiting.push(Change {
-                key: "key_file".into(),
-                before: content(&self.key),
-                after: content(&loaded.key),
-            });
+            let (before, after) = ("the key that it held at the start", "another key");
+            let [before, after] = [before, after].map(|text| Some(text.to_owned()));
+            waiting.push(Change { key: "key_file".into(), before, after });
         }
         if let Some(level) = self.level.as_ref().filter(|_| config.log.level != self.effective.log.level) {
             level.set(config.log.level);

@@ -57,7 +57,7 @@ impl std::error::Error for ConfigError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors {
     /// The first.
-    pub first: ConfigError,
+    pub first: Box<ConfigError>,
     /// The others.
     pub rest: Vec<ConfigError>,
 }
@@ -67,17 +67,17 @@ impl ConfigErrors {
     #[must_use]
     pub fn of(errors: Vec<ConfigError>) -> Option<Self> {
         let mut errors = errors.into_iter();
-        Some(Self { first: errors.next()?, rest: errors.collect() })
+        Some(Self { first: Box::new(errors.next()?), rest: errors.collect() })
     }
 
     /// All of them, in their order.
     pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
-        std::iter::once(&self.first).chain(&self.rest)
+        std::iter::once(&*self.first).chain(&self.rest)
     }
 }
 
 impl From<ConfigError> for ConfigErrors {
     fn from(first: ConfigError) -> Self {
-        Self { first, rest: Vec::new() }
+        Self { first: Box::new(first), rest: Vec::new() }
     }
 }

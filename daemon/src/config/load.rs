@@ -53,7 +53,7 @@ pub struct Loaded {
 /// settings contradict each other. The first problem is reported, with its place.
 pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config, ConfigError> {
     let merged = merge(file, overrides);
-    merged.finish(false).map(|loaded| loaded.config).map_err(|errors| errors.first)
+    merged.finish(false).map(|loaded| loaded.config).map_err(|errors| *errors.first)
 }
 
 /// As [`load`], with the cluster key and with everything that is wrong.

@@ -72,7 +72,7 @@ impl ScrapeServer {
         self.listener.local_addr()
     }
 
-    /// Answers until dropped.
+    /// Answers until dropped, or until there are no answers any more.
     pub async fn serve<S: SnapshotSource>(self, source: S, exporter: Arc<Exporter>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = tokio::task::JoinSet::new();
@@ -80,7 +80,11 @@ impl ScrapeServer {
             while connections.try_join_next().is_some() {}
             // Closed only when this ends.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = source.ended() => return,
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     let answering = (source.clone(), Arc::clone(&exporter));
                     connections.spawn(async move {

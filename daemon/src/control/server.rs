@@ -95,7 +95,7 @@ impl ControlServer {
         self.listener.as_fd()
     }
 
-    /// Answers requests until dropped.
+    /// Answers requests until dropped, or until there are no answers any more.
     pub async fn serve<S: SnapshotSource>(self, source: S, exporter: Arc<Exporter>) {
         let mut connections = JoinSet::new();
         let mut open = Open::default();
@@ -118,9 +118,13 @@ impl ControlServer {
                     }
                 },
                 Some(_) = connections.join_next() => {}
+                () = source.ended() => break,
                 () = tokio::time::sleep(LOOK_INTERVAL), if !has_room => {}
             }
         }
+        drop(self.listener);
+        // Who was accepted is told.
+        while connections.join_next().await.is_some() {}
     }
 }
 

@@ -39,6 +39,12 @@ pub(crate) fn unanswered(missing: &[u16]) -> Option<String> {
 /// What the control socket asks. Each question is answered within [`super::server::ANSWER_TIMEOUT`], or the asker is
 /// told that the daemon is busy.
 pub trait SnapshotSource: Clone + Send + Sync + 'static {
+    /// Returns when no question will be answered any more. Who connects then is left to the next daemon, if that gets the
+    /// same socket.
+    fn ended(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// State of every subsystem.
     fn status(&self) -> impl Future<Output = Result<StatusReport, Problem>> + Send;
 

@@ -91,6 +91,8 @@ pub async fn repeat<E>(
         if events.send(wrap(outcome)).await.is_err() {
             return;
         }
+        // From the answer on: one that takes long is not asked for again at once.
+        ticks.reset();
     }
 }
 

@@ -53,6 +53,9 @@ pub(super) async fn accept_peers(
                     // A node that has ended accepts nobody.
                     let _ = events.send(event).await;
                 });
+                // Its turn to read, and that of who was turned out to end: else a flood holds two descriptors for each
+                // connection that is accepted in one go.
+                tokio::task::yield_now().await;
             }
             Some(_) = handshakes.join_next() => {}
         }

@@ -151,6 +151,7 @@ impl Node {
                     return;
                 }
                 // Another node has come to that address.
+                self.discovery.places.remove(&address);
                 self.leave_found(Place::Node(node));
             }
             Some(Place::Nobody(_)) | None => {}

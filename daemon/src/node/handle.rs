@@ -71,6 +71,10 @@ impl NodeHandle {
 }
 
 impl SnapshotSource for NodeHandle {
+    async fn ended(&self) {
+        self.events.closed().await;
+    }
+
     async fn status(&self) -> Result<StatusReport, Problem> {
         Ok(self.report().await?.status())
     }

@@ -70,9 +70,8 @@ async fn a_node_that_moves_is_found_again_and_one_that_is_gone_from_the_name_is_
     a.until_linked("b").await;
     // At its address comes another node.
     let address = b.listen;
-    b.handle.drain().await;
-    patiently("its end", b.end).await.unwrap();
-    drop(b.shards);
+    b.end.abort();
+    patiently("its end", b.end).await.unwrap_err();
     let c = TestNode::start(NodeOptions { listen: address, ..options("c") }, 1);
     a.until_linked("c").await;
     assert_eq!(a.subsystem("peer/b").await, None);
@@ -85,8 +84,7 @@ async fn a_node_that_moves_is_found_again_and_one_that_is_gone_from_the_name_is_
     // The name has it no more: it stays as long as its link does.
     records.set(&[a.listen]);
     line_of_one(&a).await;
-    c.handle.drain().await;
-    patiently("its end", c.end).await.unwrap();
+    c.end.abort();
     let gone = async {
         while a.subsystem("peer/c").await.is_some() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -114,6 +112,6 @@ async fn a_peer_that_is_configured_too_has_one_link_and_stays_when_the_name_does
     assert_eq!(line.detail, "all.weir:7070: 1 addresses; peers: b");
     records.set(&[a.listen]);
     self::line(&a, |line| line.detail.contains("this node among them")).await;
-    drop(b);
+    b.end.abort();
     a.until("peer/b", |line| line.state == Health::Degraded).await;
 }
