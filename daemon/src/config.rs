@@ -6,6 +6,7 @@
 //! Order of precedence, later wins: built-in defaults, the file (`/etc/weir/weir.toml`), `conf.d/*.toml` beside it in
 //! order of their names, flags of `weir daemon`.
 
+mod changes;
 mod effective;
 mod error;
 mod file;
@@ -22,11 +23,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use changes::{Applied, Change, apply};
 pub use effective::memory_of_process;
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, ConfigErrors, Place};
 pub use key::{CLUSTER_KEY_BYTES, ClusterKey, read_cluster_key};
-pub use load::{DEFAULT_FILE, Override, load};
-pub use render::{default_file, effective_file, markdown};
+pub use load::{DEFAULT_FILE, Loaded, Override, load, load_all};
+pub use render::{default_file, effective_file, markdown, sourced_file};
 pub use setting::{Bounds, Scope, Section, Setting, sections};
 pub use value::{
     DebloatMode, HugepageMode, IoLevel, LogFormat, LogLevel, MemoryTotal, NodeName, PeerAddress, PinMode,
@@ -55,6 +57,14 @@ settings! {
         /// free port, which `weir status` shows.
         [Bounds::SocketAddress, "address:port", Scope::Restart, "one socket, and one more per link"]
         listen: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070),
+        /// A name that resolves to the addresses of all nodes, this one among them or not, with the port on which all of them
+        /// listen, as a headless service of Kubernetes or a name with one A record per node. Each address is asked whose it
+        /// is; the nodes that are found are peers, besides those that `[peers]` names. A node that finds itself skips itself.
+        [Bounds::PeerAddress, "host:port", Scope::Reload, "a lookup per `peers_dns_interval`, and a connection for each address that is no peer yet"]
+        peers_dns: Option<PeerAddress> = None,
+        /// How often that name is looked up.
+        [Bounds::Span { min_ms: 100, max_ms: 3_600_000 }, "duration", Scope::Reload, "a new node that nobody else knows is found this late"]
+        peers_dns_interval: Span = Span(Duration::from_secs(30)),
         /// File with the cluster key: exactly 32 random bytes, readable by its owner only
         /// (`head -c 32 /dev/urandom > FILE; chmod 600 FILE`). Not set: nodes are not authenticated, and only
         /// loopback may be listened on.
@@ -67,7 +77,7 @@ settings! {
         shards: u32 = 0,
         /// Longest time that a stopping daemon waits until its channels are empty. What is left after it ends with
         /// the reason `daemon stopping`.
-        [Bounds::Span { min_ms: 0, max_ms: 600_000 }, "duration", Scope::Restart, "time at shutdown"]
+        [Bounds::Span { min_ms: 0, max_ms: 600_000 }, "duration", Scope::Reload, "time at shutdown"]
         drain_timeout: Span = Span(Duration::from_secs(10)),
     }
     sections {
@@ -92,7 +102,7 @@ settings! {
         /// Bound on the memory of all regions together. A partition or gate that would exceed it is refused with the
         /// largest holders named. A whole number of bytes, a number with KiB, MiB, GiB or TiB, or a share of the
         /// memory as `"10%"`: of the machine's, or of what the daemon's control group may use if that is less.
-        [Bounds::MemoryTotal, "bytes or percent", Scope::Restart,
+        [Bounds::MemoryTotal, "bytes or percent", Scope::ReloadToRaise,
             "a region of a partition takes (subpartitions x `pool.exclusive` + `pool.floating` + \
              `pool.retention` + `pool.overdraft`) x (`memory.segment_bytes` + 64), one of a gate (channels x \
              `pool.exclusive` + `pool.floating`) x (`memory.segment_bytes` + 64), rounded up to 2 MiB with \
@@ -116,25 +126,25 @@ settings! {
     pub struct PoolConfig {
         /// Exclusive segments per channel, which no other channel of the gate can take; also what each subpartition
         /// adds to its partition's pool.
-        [Bounds::Integer { min: 1, max: 1024 }, "segments", Scope::Restart,
+        [Bounds::Integer { min: 1, max: 1024 }, "segments", Scope::Reload,
             "`memory.segment_bytes` each, on both ends of every channel"]
         exclusive: u32 = 2,
         /// Floating segments per gate and per partition, lent to whichever channel has a backlog.
-        [Bounds::Integer { min: 0, max: 65_536 }, "segments", Scope::Restart,
+        [Bounds::Integer { min: 0, max: 65_536 }, "segments", Scope::Reload,
             "`memory.segment_bytes` each, per gate and per partition"]
         floating: u32 = 8,
         /// Most segments that one subpartition may hold open or queued. At its quota a subpartition is itself
         /// unavailable; its siblings are not.
-        [Bounds::Integer { min: 1, max: 65_536 }, "segments", Scope::Restart,
+        [Bounds::Integer { min: 1, max: 65_536 }, "segments", Scope::Reload,
             "bounds what one slow consumer can take from the pool of its producer"]
         max_buffers_per_channel: u32 = 10,
         /// Segments beyond the pool of a partition, lent only to finish a record already begun.
-        [Bounds::Integer { min: 0, max: 1024 }, "segments", Scope::Restart,
+        [Bounds::Integer { min: 0, max: 1024 }, "segments", Scope::Reload,
             "`memory.segment_bytes` each, per partition"]
         overdraft: u32 = 5,
         /// Segments per partition for slices that are sent and not yet acknowledged. Throughput of a partition is at
         /// most this times the segment size per round trip.
-        [Bounds::Integer { min: 0, max: 65_536 }, "segments", Scope::Restart,
+        [Bounds::Integer { min: 0, max: 65_536 }, "segments", Scope::Reload,
             "`memory.segment_bytes` each, per partition"]
         retention: u32 = 32,
     }
@@ -151,7 +161,7 @@ settings! {
         /// Bytes that the channels of one gate may hold in records that span segments. A channel whose next record
         /// would exceed it is not read until another's is finished; one record may always be held. Never less than
         /// `record.bytes_max`, whatever stands here.
-        [Bounds::Integer { min: 1, max: 1 << 40 }, "bytes", Scope::Restart,
+        [Bounds::Integer { min: 1, max: 1 << 40 }, "bytes", Scope::Reload,
             "this much memory in the consumer's process, per gate, if many channels have long records"]
         spanning_bytes_max: u64 = 64 << 20,
     }
@@ -198,13 +208,13 @@ settings! {
     pub struct DebloatConfig {
         /// Whether gates are debloated whose client does not say. A gate that is not has as much in flight as its
         /// memory, and that of its producers, has room for.
-        [Bounds::OneOf(DebloatMode::NAMES), "word", Scope::Restart,
+        [Bounds::OneOf(DebloatMode::NAMES), "word", Scope::Reload,
             "a look at each gate that carries data, once in `debloat.period`; a consumer whose rate changes gets less than it \
              could take for up to two seconds"]
         mode: DebloatMode = DebloatMode::Off,
         /// How old data may be when it is consumed. What is wanted in flight is what the application consumes in this
         /// time, shared among the channels that carry data.
-        [Bounds::Span { min_ms: 1, max_ms: 60_000 }, "duration", Scope::Restart,
+        [Bounds::Span { min_ms: 1, max_ms: 60_000 }, "duration", Scope::Reload,
             "shorter: less in flight, and less to go on with while a link or a producer pauses"]
         target: Span = Span(Duration::from_secs(1)),
         /// How often a gate looks at what its application consumes. Steps of its rate are believed after two to three of
@@ -214,10 +224,10 @@ settings! {
         period: Span = Span(Duration::from_millis(200)),
         /// Least that is wanted in flight for a gate, however slow its application is. Each channel has one segment all
         /// the same.
-        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Restart, "that much in flight, also of a gate that stands still"]
+        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Reload, "that much in flight, also of a gate that stands still"]
         bytes_min: u64 = 0,
         /// Most that is wanted in flight for a gate, however fast its application is. 0: no bound but its memory.
-        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Restart,
+        [Bounds::Integer { min: 0, max: 1 << 40 }, "bytes", Scope::Reload,
             "a bound below rate x round trip slows the gate down"]
         bytes_max: u64 = 0,
     }
@@ -259,15 +269,18 @@ settings! {
 }
 
 settings! {
-    /// The log, on standard error.
+    /// The log, on standard error or in the journal. Of the warnings and errors of one place in the program, 20 within 10 seconds
+    /// are written; the rest is counted, and the count is written.
     pub struct LogConfig {
         /// Least severe level that is written.
-        [Bounds::OneOf(LogLevel::NAMES), "word", Scope::Restart,
+        [Bounds::OneOf(LogLevel::NAMES), "word", Scope::Reload,
             "`debug` writes a line per link, partition and gate event, `trace` more"]
         level: LogLevel = LogLevel::Info,
-        /// Form of a line: `text` for people, `json` for programs.
+        /// Form of the log: `text` for people, `json` for programs, a line each on standard error; `journald` for entries of the
+        /// journal of systemd with a field for each value (`journalctl -o verbose`). `auto`: `journald` where systemd says that
+        /// standard error goes to the journal, else `text`.
         [Bounds::OneOf(LogFormat::NAMES), "word", Scope::Restart, "none"]
-        format: LogFormat = LogFormat::Text,
+        format: LogFormat = LogFormat::Auto,
     }
 }
 
@@ -275,7 +288,7 @@ settings! {
     /// What clients may take.
     pub struct LimitsConfig {
         /// Most client processes attached at a time.
-        [Bounds::Integer { min: 1, max: 65_536 }, "attachments", Scope::Restart,
+        [Bounds::Integer { min: 1, max: 65_536 }, "attachments", Scope::Reload,
             "a socket, a few file descriptors and a page of memory each"]
         attachments_max: u32 = 1024,
     }

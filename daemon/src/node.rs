@@ -18,13 +18,21 @@
 //! | [`plan`] | the job graph of what is attached |
 //! | [`tasks_times`], [`stats`] | what tasks and channels do, here and at the peers |
 //! | [`drain`] | how a node stops |
+//! | [`discovery`] | peers that are found by a name |
+//! | [`ground`] | what only one daemon can have, taken before the node is made |
+//! | [`configuration`] | what a configuration that is read anew changes |
 //! | [`beat`] | whether it goes on |
+//! | [`beside`] | what runs beside the node and reports to it |
 
 mod attachments;
 mod beat;
+mod beside;
+mod configuration;
 mod creation;
 mod data_links;
+mod discovery;
 mod drain;
+mod ground;
 mod handle;
 mod holds;
 mod link_sockets;
@@ -49,7 +57,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use weir_flow::catalog::Catalog;
@@ -63,21 +71,28 @@ use crate::attach::create::{Made, RegionPlan};
 use crate::attach::listener::{AttachListener, Connected};
 use crate::attach::run_dir::{RunDir, SocketFile};
 use crate::attach::session::SessionEvent;
+use crate::control::configuration::ConfigurationReport;
+use crate::inherited::Inherited;
 use crate::link::dial::Dials;
-use crate::link::handshake::{self, HandshakeError, Identity, Peer};
+use crate::link::handshake::{HandshakeError, Identity, Peer};
 use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
-use crate::link::peer::{Dialled, LinkEnd, random};
-use crate::observe::sockets::Observer;
+use crate::link::peer::{Dialled, Found, LinkEnd, random};
 use crate::shard::mailbox::{AttachmentId, ShardSender, ShardSnapshot, ToNode, ToShard};
 
 pub use beat::Beat;
+pub use configuration::LiveSettings;
+pub use ground::Ground;
 pub use handle::NodeHandle;
+use options::os;
 pub use options::{NodeEnd, NodeOptions, StartError};
 
 use attachments::Attachments;
+use beside::{accept_clients, accept_peers, collect_stalls, look_for_sockets, sample_load, until};
+use configuration::Configure;
 use creation::WaitingGates;
 use data_links::{DataLinks, Route, SocketName, Step};
+use discovery::Discovery;
 use drain::Drain;
 use load::LoadTable;
 use making::{Make, Makers, Making};
@@ -134,6 +149,15 @@ pub(crate) enum NodeEvent {
         peer: Name,
         /// What came of it.
         outcome: Dialled,
+    },
+    /// The name of the peers was looked up.
+    Resolved(Result<Vec<SocketAddr>, String>),
+    /// An address of it was asked whose it is.
+    Found {
+        /// Which.
+        address: SocketAddr,
+        /// What it is.
+        found: Found,
     },
     /// A message of a peer on a control link.
     Control {
@@ -207,6 +231,8 @@ pub(crate) enum NodeEvent {
         /// What it was charged as.
         reservation: ReservationId,
     },
+    /// The configuration was read anew, and taken or not.
+    Configure(Box<Configure>),
     /// The node is to drain and end.
     Drain,
 }
@@ -268,6 +294,9 @@ pub struct Node {
     /// Whether the log says that a socket has vanished.
     is_vanishing_told: bool,
     dials: Dials,
+    discovery: Discovery,
+    /// What is in effect, and what is not.
+    configuration: ConfigurationReport,
     drain: Option<Drain>,
     /// Everything that runs beside the node. Aborted when the node ends.
     tasks: JoinSet<()>,
@@ -284,8 +313,22 @@ impl Node {
     /// # Errors
     /// Whatever an operator must put right first; nothing is left behind then.
     pub fn start(
-        mut options: NodeOptions,
+        options: NodeOptions,
         run_dir: &Path,
+        shards: Vec<ShardSender>,
+        from_shards: mpsc::UnboundedReceiver<ToNode>,
+    ) -> Result<(Self, NodeHandle), StartError> {
+        let ground = Ground::take(run_dir, options.listen, options.key.is_some(), &mut Inherited::default())?;
+        Self::start_on(ground, options, shards, from_shards)
+    }
+
+    /// As [`Node::start`], with what was taken before.
+    ///
+    /// # Errors
+    /// As of [`Node::start`].
+    pub fn start_on(
+        ground: Ground,
+        mut options: NodeOptions,
         shards: Vec<ShardSender>,
         from_shards: mpsc::UnboundedReceiver<ToNode>,
     ) -> Result<(Self, NodeHandle), StartError> {
@@ -298,12 +341,10 @@ impl Node {
         if let Some(peer) = options.peers.iter().find(|peer| peer.node == options.node) {
             return Err(StartError::OwnPeer { name: peer.node.clone() });
         }
-        let mut run_dir = RunDir::lock(run_dir)?;
         link_options::check(&options.link)?;
-        let listener = listen::bind(options.listen, options.key.is_some())?;
-        let listen = listener.local_addr().map_err(os("asking for the listening address"))?;
+        let Ground { run_dir, listener, address: listen, clients } = ground;
         options.link.source = Some(listen.ip()).filter(|address| !address.is_unspecified());
-        let clients = AttachListener::new(run_dir.listen()?).map_err(os("watching the attach socket"))?;
+        let clients = AttachListener::new(clients).map_err(os("watching the attach socket"))?;
         raise_descriptor_limit();
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let identity = Identity {
@@ -334,6 +375,8 @@ impl Node {
             refused: listen::Refusals::default(),
             is_vanishing_told: false,
             dials: Dials::default(),
+            discovery: Discovery::default(),
+            configuration: ConfigurationReport::default(),
             drain: None,
             tasks: JoinSet::new(),
             acceptors: JoinSet::new(),
@@ -348,22 +391,28 @@ impl Node {
             inbox,
             from_shards,
         };
-        node.acceptors.spawn(accept_peers(
-            Gatekeeper::new(listener),
-            node.identity.clone(),
-            node.options.link.clone(),
-            events.clone(),
-        ));
-        node.reception.spawn(accept_clients(clients, events.clone()));
-        node.acceptors.spawn(look_for_sockets(events.clone()));
-        if node.options.observer.cause().is_none() {
-            node.acceptors.spawn(collect_stalls(node.options.observer.clone()));
-        }
-        node.watch_regions();
-        node.tasks.spawn(sample_load(node.shards.clone(), events.clone()));
-        node.tasks.spawn(tasks_times::read(events.clone()));
+        node.begin(listener, clients);
         node.keep_peers();
+        node.look_up(node.options.lookup.clone());
         Ok((node, NodeHandle { events }))
+    }
+
+    /// Starts what runs beside the node.
+    fn begin(&mut self, listener: TcpListener, clients: AttachListener) {
+        self.acceptors.spawn(accept_peers(
+            Gatekeeper::new(listener),
+            self.identity.clone(),
+            self.options.link.clone(),
+            self.events.clone(),
+        ));
+        self.reception.spawn(accept_clients(clients, self.events.clone()));
+        self.acceptors.spawn(look_for_sockets(self.events.clone()));
+        if self.options.observer.cause().is_none() {
+            self.acceptors.spawn(collect_stalls(self.options.observer.clone()));
+        }
+        self.watch_regions();
+        self.tasks.spawn(sample_load(self.shards.clone(), self.events.clone()));
+        self.tasks.spawn(tasks_times::read(self.events.clone()));
     }
 
     /// Where links from other nodes are accepted.
@@ -376,6 +425,11 @@ impl Node {
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.run_dir.path()
+    }
+
+    /// The control socket of an earlier daemon, which this one goes on with, once.
+    pub fn inherited_control(&mut self) -> Option<OwnedFd> {
+        self.run_dir.control()
     }
 
     /// Takes a socket that was made in the run directory as the node's own: it goes when the node ends, and is missed when
@@ -420,6 +474,8 @@ impl Node {
             NodeEvent::Accepted { stream, peer, from } => self.handle_accepted(stream, peer, from),
             NodeEvent::Refused { from, error } => self.handle_refused(from, &error),
             NodeEvent::Dialled { peer, outcome } => self.handle_dialled(&peer, outcome),
+            NodeEvent::Resolved(outcome) => self.handle_resolved(outcome),
+            NodeEvent::Found { address, found } => self.handle_found(address, found),
             NodeEvent::Control { link, message } => self.handle_control(link, message),
             NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),
             NodeEvent::DataDialled { route, socket, outcome } => {
@@ -437,6 +493,7 @@ impl Node {
             NodeEvent::RegionsGone => self.handle_regions_gone(),
             NodeEvent::Made { making, made } => self.handle_made(*making, made.map(|made| *made)),
             NodeEvent::Discarded { reservation } => self.handle_discarded(reservation),
+            NodeEvent::Configure(order) => self.handle_configure(*order),
             NodeEvent::Drain => self.handle_drain(),
         }
     }
@@ -489,7 +546,10 @@ impl Node {
     }
 
     fn handle_refused(&mut self, from: SocketAddr, error: &HandshakeError) {
-        self.refused.note(from, error, self.started.elapsed());
+        // It has dialled itself, by the name of the peers.
+        if !matches!(error, HandshakeError::Itself) {
+            self.refused.note(from, error);
+        }
     }
 }
 
@@ -509,86 +569,5 @@ fn raise_descriptor_limit() {
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
         tracing::warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
-    }
-}
-
-fn os(doing: &'static str) -> impl Fn(std::io::Error) -> StartError {
-    move |source| StartError::Os { doing, source }
-}
-
-async fn until(deadline: Option<tokio::time::Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn accept_clients(mut listener: AttachListener, events: mpsc::Sender<NodeEvent>) {
-    loop {
-        let client = listener.next().await;
-        if events.send(NodeEvent::Connected(client)).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Accepts connections and shakes hands with each in a task of its own.
-async fn accept_peers(
-    mut gate: Gatekeeper,
-    identity: Identity,
-    options: link_options::LinkOptions,
-    events: mpsc::Sender<NodeEvent>,
-) {
-    let mut handshakes = JoinSet::new();
-    loop {
-        tokio::select! {
-            stranger = gate.next() => {
-                let (identity, options, events) = (identity.clone(), options.clone(), events.clone());
-                handshakes.spawn(async move {
-                    let listen::Stranger { stream, from, permit } = stranger;
-                    if let Err(error) = link_options::apply(&stream, &options) {
-                        tracing::warn!(%from, %error, "a link was refused");
-                        return;
-                    }
-                    let event = match handshake::accept(stream, &identity).await {
-                        Ok((stream, peer)) => NodeEvent::Accepted { stream, peer, from },
-                        Err(error) => NodeEvent::Refused { from, error },
-                    };
-                    drop(permit);
-                    // A node that has ended accepts nobody.
-                    let _ = events.send(event).await;
-                });
-            }
-            Some(_) = handshakes.join_next() => {}
-        }
-    }
-}
-
-async fn collect_stalls(observer: Observer) {
-    let mut ticks = tokio::time::interval(COLLECT_INTERVAL);
-    loop {
-        ticks.tick().await;
-        observer.collect();
-    }
-}
-
-async fn look_for_sockets(events: mpsc::Sender<NodeEvent>) {
-    let mut ticks = tokio::time::interval(LOOK_INTERVAL);
-    loop {
-        ticks.tick().await;
-        if events.send(NodeEvent::LookForSockets).await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn sample_load(shards: Vec<ShardSender>, events: mpsc::Sender<NodeEvent>) {
-    let mut ticks = tokio::time::interval(LOAD_INTERVAL);
-    loop {
-        ticks.tick().await;
-        let snapshots = report::ask_shards(&shards).await;
-        if events.send(NodeEvent::Load(snapshots)).await.is_err() {
-            return;
-        }
     }
 }

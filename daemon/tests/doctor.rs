@@ -51,6 +51,29 @@ fn configured(listen: &str, more: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
+fn of_a_daemon_that_was_given_flags_it_looks_at_what_is_in_effect() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let listen = free_address();
+    let peers = [("b", "no-such-host.invalid:7070")];
+    let extra = ["--memory", "64 MiB"];
+    let daemon = Daemon::start(
+        directory.path(),
+        &DaemonOptions { peers: &peers, extra: &extra, ..DaemonOptions::new("a", &listen) },
+    );
+    let mut command = Command::new(WEIR);
+    command.args(["doctor", "--output", "json", "--run-dir"]).arg(&daemon.run_dir);
+    let output = command.stdin(Stdio::null()).output().expect("weir runs");
+    let found = Found {
+        code: output.status.code(),
+        report: serde_json::from_slice(&output.stdout).expect("a report"),
+    };
+    let listener = found.row("listener");
+    assert_eq!(listener["state"], "ok", "{listener}");
+    assert!(listener.to_string().contains(&listen), "{listener}");
+    assert!(found.row("peer/b").to_string().contains("no-such-host.invalid"), "{}", found.report);
+}
+
+#[test]
 fn without_a_daemon_it_says_what_would_be_and_changes_nothing() {
     let (directory, file) = configured(&free_address(), "[peers]\nb = \"127.0.0.1:7071\"");
     let run_dir = directory.path().join("run");

@@ -1,60 +1,19 @@
 //! What a daemon tells the service manager that has started it: that it is ready, that it goes on, that it stops.
 
 mod common;
+#[path = "common/manager.rs"]
+mod manager;
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Daemon, DaemonOptions, PATIENCE, free_address};
+use common::{Daemon, DaemonOptions, PATIENCE, eventually, free_address};
+use manager::{Manager, managed};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-
-/// Longer than a daemon lets a watchdog wait, even when the machine is loaded; and than a shard may be silent.
-const SILENCE: Duration = Duration::from_secs(8);
-
-/// The end of a service manager.
-struct Manager(UnixDatagram);
-
-impl Manager {
-    fn listen(directory: &Path) -> Self {
-        let socket = UnixDatagram::bind(directory.join("notify")).expect("a socket");
-        socket.set_read_timeout(Some(SILENCE)).expect("a timeout");
-        Self(socket)
-    }
-
-    /// What is said next; none if nothing is for a while.
-    fn next(&self) -> Option<String> {
-        let mut bytes = [0; 4096];
-        let length = self.0.recv(&mut bytes).ok()?;
-        Some(String::from_utf8(bytes[..length].to_vec()).expect("UTF-8"))
-    }
-
-    /// Waits until something is said that begins like this.
-    fn expect(&self, beginning: &str) -> String {
-        let began = Instant::now();
-        loop {
-            assert!(began.elapsed() < PATIENCE, "{beginning} was not said");
-            match self.next() {
-                Some(said) if said.starts_with(beginning) => return said,
-                Some(_) => {}
-                None => panic!("{beginning} was not said for {SILENCE:?}"),
-            }
-        }
-    }
-}
-
-/// A daemon of this manager, whose watchdog waits for that long.
-fn managed(directory: &Path, watchdog: Option<Duration>) -> Daemon {
-    let socket = format!("NOTIFY_SOCKET={}", directory.join("notify").display());
-    let limit = watchdog.map(|limit| format!("WATCHDOG_USEC={}", limit.as_micros()));
-    let mut prefix = vec!["env", &socket];
-    prefix.extend(limit.as_deref());
-    let listen = free_address();
-    Daemon::spawn(directory, &DaemonOptions { prefix: &prefix, ..DaemonOptions::new("a", &listen) })
-}
 
 /// The thread of a shard.
 fn shard_thread(daemon: &Daemon, shard: u16) -> Pid {
@@ -92,7 +51,13 @@ fn it_says_when_it_is_ready_what_it_does_and_when_it_stops() {
     let directory = TempDir::new().expect("a directory");
     let manager = Manager::listen(directory.path());
     let mut daemon = managed(directory.path(), None);
-    let ready = manager.next().expect("the first word");
+    // Before it is ready it has its sockets kept.
+    let ready = loop {
+        match manager.next().expect("a word") {
+            said if said.starts_with("FDSTORE=1\n") => {}
+            said => break said,
+        }
+    };
     assert!(ready.starts_with("READY=1\nSTATUS=node a, links on 127.0.0.1:"), "{ready:?}");
     // Whoever is told may ask at once.
     assert_eq!(daemon.ask("status")["node"], "a");
@@ -129,4 +94,57 @@ fn a_watchdog_starves_while_one_shard_is_stuck_and_only_then() {
     manager.expect("WATCHDOG=1");
     assert_eq!(daemon.terminate(), Some(0));
     manager.expect("STOPPING=1");
+}
+
+/// Where systemd says that standard error is the journal's, entries go there, and nothing to standard error. The journal is this
+/// test, in a mount namespace in which its socket lies where that of the journal does.
+#[test]
+fn entries_of_the_journal_have_a_field_for_each_value() {
+    let directory = TempDir::new().expect("a directory");
+    let journal = directory.path().join("journal");
+    std::fs::create_dir(&journal).expect("a directory");
+    let socket = UnixDatagram::bind(journal.join("socket")).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+    let script = format!(
+        "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind {} /run/systemd/journal && \
+         export JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2) && exec \"$@\"",
+        journal.display()
+    );
+    let prefix = ["unshare", "-m", "sh", "-c", &script, "sh"];
+    let listen = free_address();
+    let options = DaemonOptions { prefix: &prefix, ..DaemonOptions::new("a", &listen) };
+    let mut daemon = Daemon::spawn(directory.path(), &options);
+    let entry = eventually("an entry", || {
+        let mut bytes = [0; 4096];
+        if let Ok(length) = socket.recv(&mut bytes) {
+            let text = String::from_utf8(bytes[..length].to_vec()).expect("UTF-8");
+            return text.contains("MESSAGE=ready ").then_some(Some(text));
+        }
+        (!daemon.is_running()).then_some(None)
+    });
+    let Some(entry) = entry else {
+        println!("not run here: entries of the journal (no mount namespace: {})", daemon.printed());
+        return;
+    };
+    for line in ["PRIORITY=6", "SYSLOG_IDENTIFIER=weir", "WEIR_NODE=a", &format!("WEIR_LISTEN={listen}")] {
+        assert!(entry.lines().any(|found| found == line), "{line} is not in {entry}");
+    }
+    assert_eq!(daemon.printed(), "", "nothing else is written");
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn a_journal_that_is_not_there_is_told_and_the_log_is_text() {
+    if Path::new("/run/systemd/journal/socket").exists() {
+        println!("not run here: a journal that is not there (it is)");
+        return;
+    }
+    let directory = TempDir::new().expect("a directory");
+    let config = "[observe]\nprobes = \"off\"\n[log]\nformat = \"journald\"\n";
+    std::fs::write(directory.path().join("a.toml"), config).expect("a configuration");
+    let listen = free_address();
+    let mut daemon = Daemon::start(directory.path(), &DaemonOptions::new("a", &listen));
+    let warning = "log.format is \"journald\", but nobody takes entries at /run/systemd/journal/socket";
+    eventually("it is told", || daemon.printed().contains(warning).then_some(()));
+    assert_eq!(daemon.terminate(), Some(0));
 }

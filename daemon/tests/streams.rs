@@ -158,7 +158,31 @@ fn a_hangup_ends_nobody() {
     feed(&mut sender, b"one\n".to_vec()).join().expect("the feeder");
     assert_eq!(sender.output().status.code(), Some(0));
     assert_eq!(receiver.output().stdout, b"one\n");
-    assert!(pair.a.is_running() && pair.a.printed().contains("SIGHUP"));
+    assert!(pair.a.is_running());
+    eventually("it is taken for the order to reload", || {
+        pair.a.printed().contains("configuration reloaded").then_some(())
+    });
+}
+
+#[test]
+fn nothing_is_logged_for_each_buffer() {
+    let pair = Pair::start_configured("[log]\nlevel = \"debug\"\nformat = \"json\"\n");
+    let receiver = recv(&pair.b, "x", "0/1");
+    let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
+    let text = lines(48 << 20);
+    let feeder = feed(&mut sender, text.clone());
+    let sent = eventually("much is sent", || {
+        let rows = common::channels(&pair.a, "x", "send");
+        Some(common::number(rows.first()?, "buffers_total")).filter(|sent| *sent > 500)
+    });
+    feeder.join().expect("fed");
+    assert!(sender.output().status.success() && receiver.output().stdout == text);
+    for daemon in [&pair.a, &pair.b] {
+        // A turn that took long is the machine's, and as many as those may be.
+        let log = daemon.printed();
+        let count = log.lines().filter(|line| !line.contains("a long turn")).count() as u64;
+        assert!(count < 100 && count < sent, "{count} lines for {sent} buffers: {log}");
+    }
 }
 
 #[test]

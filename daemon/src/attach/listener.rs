@@ -133,7 +133,7 @@ fn identify(socket: OwnedFd) -> io::Result<Connected> {
 
 /// SO_PEERCRED. By way of tokio's stream type, since rustix' answer cannot hold the pid 0 that a client in another pid
 /// namespace has.
-fn credentials(socket: &impl AsFd) -> io::Result<Credentials> {
+pub(super) fn credentials(socket: &impl AsFd) -> io::Result<Credentials> {
     let copy = socket.as_fd().try_clone_to_owned()?;
     let found = tokio::net::UnixStream::from_std(UnixStream::from(copy))?.peer_cred()?;
     let pid = found.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);

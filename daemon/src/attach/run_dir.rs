@@ -8,13 +8,17 @@ use std::fmt;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getsockname};
+
+use super::listener::credentials;
+use crate::inherited::{self, Inherited, check_listening};
 
 /// Name of the socket that clients attach to.
 pub const ATTACH_SOCKET: &str = "attach.sock";
@@ -151,6 +155,10 @@ fn is_at(file: impl AsFd, path: &Path) -> bool {
 pub struct RunDir {
     path: PathBuf,
     sockets: Vec<SocketFile>,
+    /// Of an earlier daemon, until they are asked for.
+    attach: Option<OwnedFd>,
+    control: Option<OwnedFd>,
+    has_heirs: bool,
     _lock: File,
 }
 
@@ -161,11 +169,24 @@ impl RunDir {
     /// # Errors
     /// A live daemon has it, something foreign lies where its files belong, or it cannot be written.
     pub fn lock(path: &Path) -> Result<Self, RunDirError> {
-        Self::lock_and(path, write_pid)
+        Self::lock_with(path, &mut Inherited::default())
     }
 
-    /// As [`RunDir::lock`], with how the lock file is written.
-    fn lock_and(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Self, RunDirError> {
+    /// As [`RunDir::lock`]. Sockets of an earlier daemon that still listen stay: [`RunDir::listen`] and
+    /// [`RunDir::control`] go on with them. Where there are any, inside a tokio runtime with I/O only.
+    ///
+    /// # Errors
+    /// As of [`RunDir::lock`].
+    pub fn lock_with(path: &Path, inherited: &mut Inherited) -> Result<Self, RunDirError> {
+        Self::lock_and(path, inherited, write_pid)
+    }
+
+    /// The same, with how the lock file is written.
+    fn lock_and(
+        path: &Path,
+        inherited: &mut Inherited,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<Self, RunDirError> {
         make(path)?;
         let lock_path = path.join(LOCK_FILE);
         let mut lock = loop {
@@ -191,9 +212,34 @@ impl RunDir {
             }
             return Err(not_writable(&lock_path)(error));
         }
-        clear(&path.join(ATTACH_SOCKET), SocketType::SEQPACKET)?;
-        clear(&path.join(CONTROL_SOCKET), SocketType::STREAM)?;
-        Ok(Self { path: path.to_owned(), sockets: Vec::new(), _lock: lock })
+        let mut resume = |name: &'static str, file: &str, kind: SocketType| {
+            let file = path.join(file);
+            let socket = inherited.take(name, |socket| check_inherited(socket, &file, kind));
+            if socket.is_none() {
+                clear(&file, kind)?;
+            }
+            Ok(socket)
+        };
+        let attach = resume(inherited::ATTACH, ATTACH_SOCKET, SocketType::SEQPACKET)?;
+        let control = resume(inherited::CONTROL, CONTROL_SOCKET, SocketType::STREAM)?;
+        let sockets = Vec::new();
+        Ok(Self { path: path.to_owned(), sockets, attach, control, has_heirs: false, _lock: lock })
+    }
+
+    /// The control socket of an earlier daemon that still listens, once.
+    pub fn control(&mut self) -> Option<OwnedFd> {
+        self.control.take()
+    }
+
+    /// Its sockets are kept by who starts the next daemon, which goes on with them: their files stay.
+    pub fn set_heirs(&mut self) {
+        self.has_heirs = true;
+    }
+
+    /// Whether the next daemon goes on with its sockets.
+    #[must_use]
+    pub fn has_heirs(&self) -> bool {
+        self.has_heirs
     }
 
     /// Takes a socket that was made in this directory as this daemon's own.
@@ -218,6 +264,10 @@ impl RunDir {
     /// What the kernel answers.
     pub fn listen(&mut self) -> Result<OwnedFd, RunDirError> {
         let path = self.path.join(ATTACH_SOCKET);
+        if let Some(socket) = self.attach.take() {
+            self.keep(SocketFile::at(&path).map_err(not_writable(&path))?);
+            return Ok(socket);
+        }
         let open = || -> Result<OwnedFd, Errno> {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -240,12 +290,39 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
+        if self.has_heirs {
+            return;
+        }
         // The lock file stays: removing it would let two daemons lock two files of one name.
         // Only what this daemon has made: if directory or sockets were removed, another one may have made its own there.
         for socket in self.sockets.iter().filter(|socket| socket.is_there()) {
             // One that cannot be removed is stale, which the next daemon deals with.
             let _ = std::fs::remove_file(&socket.path);
         }
+    }
+}
+
+/// Whether a socket of an earlier daemon listens, and is what lies at this path: something else may have taken its place.
+fn check_inherited(socket: &OwnedFd, path: &Path, kind: SocketType) -> Result<(), String> {
+    check_listening(socket, kind)?;
+    rustix::io::ioctl_fionbio(socket, true).map_err(|errno| errno.to_string())?;
+    let bound = getsockname(socket).ok().and_then(|address| SocketAddrUnix::try_from(address).ok());
+    if bound.as_ref().and_then(SocketAddrUnix::path_bytes) != Some(path.as_os_str().as_bytes()) {
+        return Err(format!("it is not bound to {}", path.display()));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
+        .map_err(|errno| errno.to_string())?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| errno.to_string())?;
+    match rustix::net::connect(&probe, &address) {
+        // Both name the process that has begun to listen on it.
+        Ok(()) => match (credentials(socket), credentials(&probe)) {
+            (Ok(own), Ok(found)) if own == found => Ok(()),
+            _ => Err(format!("another socket lies at {}", path.display())),
+        },
+        // Its queue is full: somebody listens who does not accept, as nobody does now.
+        Err(Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(format!("it is not found at {}: {errno}", path.display())),
     }
 }
 
@@ -475,13 +552,15 @@ mod tests {
             (Errno::ACCESS, "needed: a directory that this user may write"),
         ];
         for (errno, needed) in needs {
-            let refused = RunDir::lock_and(dir.path(), |_| Err(errno.into())).unwrap_err().to_string();
+            let refused = RunDir::lock_and(dir.path(), &mut Inherited::default(), |_| Err(errno.into()))
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains(needed) && refused.contains("--run-dir"), "{refused}");
             assert!(!dir.path().join(LOCK_FILE).exists());
         }
         // What an earlier daemon wrote stays.
         drop(RunDir::lock(dir.path()).unwrap());
-        RunDir::lock_and(dir.path(), |_| Err(Errno::NOSPC.into())).unwrap_err();
+        RunDir::lock_and(dir.path(), &mut Inherited::default(), |_| Err(Errno::NOSPC.into())).unwrap_err();
         assert!(dir.path().join(LOCK_FILE).exists());
     }
 

@@ -8,26 +8,31 @@ use std::sync::Arc;
 
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use toml::Value;
 
-use super::log::Log;
+use super::config::say_all;
+use super::log::{Level, Log};
+use super::reload::{Reloader, Source};
 use super::systemd;
 use super::wiring::{self, Shards};
-use crate::config::{self, Config, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX};
+use crate::config::{self, Config, Loaded, MemoryTotal, NodeName, Override, PeerAddress, SHARDS_MAX};
 use crate::control::scrape::ScrapeServer;
 use crate::control::server::ControlServer;
 use crate::exit::{Exit, Problem};
-use crate::node::{Node, NodeEnd, NodeOptions};
+use crate::inherited::{self, Inherited};
+use crate::link::listen;
+use crate::node::{Ground, Node, NodeEnd, NodeHandle, StartError};
 use crate::observe::metrics::Exporter;
-use crate::shard::mailbox::{ShardSender, ToNode, ToShard};
+use crate::privileges::{PROBES, Privileges};
+use crate::shard::mailbox::ToShard;
 
 /// Run the daemon of this node until SIGTERM or SIGINT, then drain and end.
 ///
-/// Flags win over the configuration file, and that over the defaults. A second signal ends the daemon without waiting for its channels. SIGHUP is
-/// ignored. Exit codes:
-/// 0 stopped by a signal, 1 it could not start or go on, 78 the configuration is wrong.
+/// Flags win over the configuration file, and that over the defaults. A second signal ends the daemon without waiting for its
+/// channels. SIGHUP makes it read its configuration anew: what can change while it runs changes, what needs a restart is
+/// named, and a wrong one is not taken. Exit codes: 0 stopped by a signal, 1 it could not start or go on, 78 the configuration
+/// is wrong.
 #[derive(Args, Debug)]
 pub(super) struct DaemonArgs {
     /// Configuration file; `conf.d/*.toml` beside it is read too. Not given: /etc/weir/weir.toml if it exists.
@@ -83,14 +88,13 @@ fn memory(text: &str) -> Result<String, String> {
 
 /// Reads the configuration, starts the log, and runs the node.
 pub(super) fn start(arguments: DaemonArgs) -> Result<Exit, Problem> {
-    let file = arguments.config.clone();
-    let config = config::load(file.as_deref(), &overrides(arguments)?)?;
-    if let Some(path) = &config.key_file {
-        // Found wrong here, before anything is listening.
-        config::read_cluster_key(path)?;
-    }
-    let log = Log::start(&config.log);
-    let ended = run(config);
+    // First of all: nothing may be opened before.
+    let passed = systemd::passed();
+    let source = Source { file: arguments.config.clone(), overrides: overrides(arguments)? };
+    // Found wrong here, before anything is listening.
+    let loaded = source.read().map_err(|errors| say_all(&errors))?;
+    let log = Log::start(&loaded.config.log);
+    let ended = run(source, loaded, log.level(), Inherited::of(passed));
     log.flush();
     ended
 }
@@ -127,22 +131,36 @@ fn overrides(arguments: DaemonArgs) -> Result<Vec<Override>, Problem> {
 }
 
 /// Runs the node on this thread until a signal ends it or it cannot go on.
-fn run(config: Config) -> Result<Exit, Problem> {
+fn run(
+    source: Source,
+    loaded: Loaded,
+    level: Option<Level>,
+    mut inherited: Inherited,
+) -> Result<Exit, Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| {
         Problem::new(Exit::Failed, "cannot start the control thread")
             .found(e.to_string())
             .needed("an epoll instance and a few file descriptors")
             .fix("ulimit -n 1024")
     })?;
-    let signals = {
+    let config = loaded.config.clone();
+    let (signals, ground) = {
         let _inside = runtime.enter();
-        Signals::new()?
+        // Before anything that costs: a second daemon is told at once.
+        (Signals::new()?, take_ground(&loaded, &mut inherited)?)
     };
     let observer = wiring::observer(&config)?;
-    let Shards { senders, reports, threads } = Shards::start(&config, &observer)?;
-    let options = wiring::node_options(&config, observer)?;
+    let mut privileges = Privileges::default();
+    privileges.give_up(PROBES);
+    let Shards { senders, reports, threads } = Shards::start(&config, &observer, &mut privileges)?;
+    let options = wiring::node_options(&config, loaded.key.clone(), observer, privileges)?;
     let stop = senders.clone();
-    let outcome = runtime.block_on(run_node(options, &config, signals, senders, reports));
+    let outcome = runtime.block_on(async {
+        let node = Node::start_on(ground, options, senders, reports).map_err(start_problem)?;
+        let (node, handle) = node;
+        let sockets = Sockets::open(node, &config, inherited).await?;
+        run_node(sockets, handle, Reloader::new(source, loaded, level), signals, &config).await
+    });
     // Not dropped: that would wait for a resolver that does not answer.
     runtime.shutdown_background();
     for shard in &stop {
@@ -153,26 +171,69 @@ fn run(config: Config) -> Result<Exit, Problem> {
     outcome
 }
 
-async fn run_node(
-    options: NodeOptions,
-    config: &Config,
-    mut signals: Signals,
-    shards: Vec<ShardSender>,
-    reports: UnboundedReceiver<ToNode>,
-) -> Result<Exit, Problem> {
-    let (mut node, handle) = Node::start(options, &config.run_dir, shards, reports)
-        .map_err(|e| Problem::new(Exit::Failed, e.to_string()))?;
-    let socket = config.control_socket();
-    let control = ControlServer::bind(&socket).map_err(|e| {
-        Problem::new(Exit::Failed, format!("cannot listen on {}", socket.display()))
+fn start_problem(error: StartError) -> Problem {
+    Problem::new(Exit::Failed, error.to_string())
+}
+
+/// Takes what only one daemon can have. Its sockets are kept for the next one, if there is a service manager.
+fn take_ground(loaded: &Loaded, inherited: &mut Inherited) -> Result<Ground, Problem> {
+    let config = &loaded.config;
+    let ground = Ground::take(&config.run_dir, config.listen, loaded.key.is_some(), inherited);
+    systemd::forget(inherited.unfit());
+    let mut ground = ground.map_err(start_problem)?;
+    if ground.sockets().fold(true, |are_kept, (name, socket)| systemd::keep(name, socket) && are_kept) {
+        ground.run_dir().set_heirs();
+    }
+    Ok(ground)
+}
+
+/// A node, and what answers for it.
+struct Sockets {
+    node: Node,
+    control: ControlServer,
+    scrape: Option<ScrapeServer>,
+}
+
+impl Sockets {
+    async fn open(mut node: Node, config: &Config, mut inherited: Inherited) -> Result<Self, Problem> {
+        let control = listen_for_commands(&mut node, config)?;
+        let scrape = listen_for_scrapes(config, &mut inherited).await;
+        inherited.give_up();
+        systemd::forget(inherited.unfit());
+        let scrape = scrape?;
+        systemd::keep(inherited::CONTROL, control.socket());
+        if let Some(scrape) = &scrape {
+            systemd::keep(inherited::METRICS, scrape.socket());
+        }
+        Ok(Self { node, control, scrape })
+    }
+}
+
+fn listen_for_commands(node: &mut Node, config: &Config) -> Result<ControlServer, Problem> {
+    let path = config.control_socket();
+    let opened = match node.inherited_control() {
+        Some(socket) => ControlServer::resume(socket, &path),
+        None => ControlServer::bind(&path),
+    };
+    let control = opened.map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot listen on {}", path.display()))
             .found(e.to_string())
             .needed("a directory that this user may write")
             .fix("run_dir")
     })?;
-    node.keep_socket(&socket).map_err(|e| {
-        Problem::new(Exit::Failed, format!("cannot find {}", socket.display())).found(e.to_string())
+    node.keep_socket(&path).map_err(|e| {
+        Problem::new(Exit::Failed, format!("cannot find {}", path.display())).found(e.to_string())
     })?;
-    let scrape = listen_for_scrapes(config).await?;
+    Ok(control)
+}
+
+async fn run_node(
+    Sockets { node, control, scrape }: Sockets,
+    handle: NodeHandle,
+    reloader: Reloader,
+    mut signals: Signals,
+    config: &Config,
+) -> Result<Exit, Problem> {
     tracing::info!(
         node = %config.node_name(),
         listen = %node.listen_address(),
@@ -189,6 +250,7 @@ async fn run_node(
     let line = format!("node {}, links on {}", config.node_name(), node.listen_address());
     systemd::notify(&systemd::with_status(systemd::READY, &line));
     answering.spawn(systemd::keep_told(handle.clone()));
+    answering.spawn(reloader.run(signals.hangup()?, handle.clone()));
     let running = node.run();
     tokio::pin!(running);
     let end = tokio::select! {
@@ -222,7 +284,10 @@ async fn run_node(
 }
 
 /// Listens where the configuration says that metrics are given, if it does.
-async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Problem> {
+async fn listen_for_scrapes(
+    config: &Config,
+    inherited: &mut Inherited,
+) -> Result<Option<ScrapeServer>, Problem> {
     let Some(address) = config.metrics.listen else { return Ok(None) };
     let problem = |error: io::Error| {
         Problem::new(Exit::Failed, format!("cannot listen on {address} for metrics"))
@@ -230,7 +295,12 @@ async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Pro
             .needed("an address of this machine with a free port")
             .fix("metrics.listen")
     };
-    let server = ScrapeServer::bind(address).await.map_err(problem)?;
+    let server =
+        match inherited.take(inherited::METRICS, |socket| listen::check_inherited(socket, address)) {
+            Some(socket) => ScrapeServer::resume(socket),
+            None => ScrapeServer::bind(address).await,
+        }
+        .map_err(problem)?;
     tracing::info!(address = %server.address().map_err(problem)?, "metrics");
     Ok(Some(server))
 }
@@ -239,7 +309,8 @@ async fn listen_for_scrapes(config: &Config) -> Result<Option<ScrapeServer>, Pro
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    hangup: Signal,
+    /// Taken by who reloads.
+    hangup: Option<Signal>,
     /// Kept, not awaited: taken, it does not end the process, and a region beyond the limit on file sizes is an error
     /// like any other.
     _file_too_large: Signal,
@@ -254,21 +325,22 @@ impl Signals {
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
+            hangup: Some(listen(SignalKind::hangup())?),
             _file_too_large: listen(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 
+    /// That which orders a reload. One that came before this is not lost.
+    fn hangup(&mut self) -> Result<Signal, Problem> {
+        let taken = || Problem::new(Exit::Failed, "SIGHUP is taken already");
+        self.hangup.take().ok_or_else(taken)
+    }
+
     /// The name of the next one that stops a daemon. A terminal that goes away does not.
     async fn next(&mut self) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => {
-                    tracing::info!(signal = "SIGHUP", "ignored: settings are read when the daemon starts");
-                }
-            }
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
         }
     }
 }

@@ -9,6 +9,7 @@ use super::output::{self, Align, Output};
 use crate::attach::run_dir::LOCK_FILE;
 use crate::config::{self, Config, ProbesMode};
 use crate::control::client;
+use crate::control::configuration::ConfigurationReport;
 use crate::control::snapshot::{SCHEMA_VERSION, StatusReport, Subsystem};
 use crate::doctor::kernel::KernelFacts;
 use crate::doctor::memory::MemoryFacts;
@@ -32,7 +33,8 @@ use crate::observe::sockets::Observer;
 /// Exit codes: 0 all is as wanted, 3 a daemon would be degraded, 1 it would not start, 78 the configuration is wrong.
 #[derive(Args, Debug)]
 pub(super) struct DoctorArgs {
-    /// Configuration file; `conf.d/*.toml` beside it is read too. Not given: /etc/weir/weir.toml if it exists.
+    /// Configuration file; `conf.d/*.toml` beside it is read too. Not given: what is in effect in the daemon, if one runs on the
+    /// run directory; else /etc/weir/weir.toml if it exists.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Run directory of the daemon (`run_dir`). Not given: that of the configuration.
@@ -63,6 +65,9 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<Exit, Problem> {
         config.run_dir.clone_from(run_dir);
     }
     let said = client::get::<StatusReport>(&config.run_dir, "/v1/status").ok();
+    if let Some(said) = said.as_ref().filter(|_| arguments.config.is_none()) {
+        config = in_effect(&config.run_dir, said).unwrap_or(config);
+    }
     let root = Root::default();
     let daemon = said.as_ref().map(|report| report.pid).or_else(|| stopped_daemon(&root, &config.run_dir));
     let facts = find(&root, &config, daemon, said);
@@ -78,6 +83,17 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<Exit, Problem> {
         Output::Table => output::print(&text(&report))?,
     }
     Ok(doctor::exit(state))
+}
+
+/// The settings of a daemon that runs, its flags among them, with the address that it listens on.
+fn in_effect(run_dir: &Path, said: &StatusReport) -> Option<Config> {
+    let report: ConfigurationReport = client::get(run_dir, "/v1/configuration").ok()?;
+    let mut config: Config = toml::from_str(&report.effective).ok()?;
+    run_dir.clone_into(&mut config.run_dir);
+    if let Ok(address) = said.listen.parse() {
+        config.listen = address;
+    }
+    Some(config)
 }
 
 /// Looks at everything.

@@ -22,6 +22,7 @@ mod plan;
 mod probes;
 mod progress;
 mod recv;
+mod reload;
 mod send;
 mod stalls;
 mod status;

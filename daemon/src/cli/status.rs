@@ -85,6 +85,7 @@ mod tests {
             links: Vec::new(),
             shards: Vec::new(),
             shards_missing: Vec::new(),
+            capabilities_given_up: Vec::new(),
         };
         assert_eq!(
             text(&report),

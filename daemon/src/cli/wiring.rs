@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::config::{self, Config};
+use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
@@ -16,12 +16,14 @@ use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::link::resolve::Lookup;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
-use crate::node::LINKS_PER_SHARD_MAX;
 use crate::node::options::NodeOptions;
+use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
+use crate::privileges::{Privileges, RINGS};
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
 use crate::shard::placement::{self, Pin};
 use crate::shard::{ShardLoop, ShardOptions};
@@ -30,35 +32,53 @@ use crate::shard::{ShardLoop, ShardOptions};
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node is started with.
-pub(super) fn node_options(config: &Config, observer: Observer) -> Result<NodeOptions, Problem> {
-    let key = match &config.key_file {
-        Some(path) => Some(config::read_cluster_key(path)?.0),
-        None => None,
-    };
+pub(super) fn node_options(
+    config: &Config,
+    key: Option<ClusterKey>,
+    observer: Observer,
+    privileges: Privileges,
+) -> Result<NodeOptions, Problem> {
+    let LiveSettings { peers, lookup, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
+        live_settings(config)?;
     let heartbeat =
         Heartbeat { interval: config.link.heartbeat_interval.0, timeout: config.link.heartbeat_timeout.0 };
     Ok(NodeOptions {
         node: config.node_name(),
         listen: config.listen,
-        key,
-        peers: config
-            .peers
-            .iter()
-            .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
-            .collect(),
-        limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
-        debloat: config.debloat(),
-        memory_bytes: config.memory_total_bytes(),
+        key: key.map(|key| key.0),
+        peers,
+        lookup,
+        limits,
+        debloat,
+        memory_bytes,
         hugepages: hugepages(config.memory.hugepages),
-        attachments_max: config.limits.attachments_max,
+        attachments_max,
         link: LinkOptions {
             congestion: config.congestion().map(str::to_owned),
             user_timeout: heartbeat.timeout,
             ..LinkOptions::default()
         },
         heartbeat,
-        drain_timeout: config.drain_timeout.0,
+        drain_timeout,
         observer,
+        privileges,
+    })
+}
+
+/// What of it can change while the node runs.
+pub(super) fn live_settings(config: &Config) -> Result<LiveSettings, Problem> {
+    let peers = config.peers.iter();
+    let lookup = config.peers_dns.as_ref();
+    Ok(LiveSettings {
+        peers: peers
+            .map(|(node, address)| PeerAddress { node: node.0.clone(), address: address.to_string() })
+            .collect(),
+        lookup: lookup.map(|name| Lookup::new(name.to_string(), config.peers_dns_interval.0)),
+        limits: config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?,
+        debloat: config.debloat(),
+        memory_bytes: config.memory_total_bytes(),
+        attachments_max: config.limits.attachments_max,
+        drain_timeout: config.drain_timeout.0,
     })
 }
 
@@ -148,7 +168,11 @@ pub(super) struct Shards {
 impl Shards {
     /// Finds out what the kernel can do, makes a ring for every shard, then starts the threads: what is missing is
     /// known before any of them runs.
-    pub(super) fn start(config: &Config, observer: &Observer) -> Result<Self, Problem> {
+    pub(super) fn start(
+        config: &Config,
+        observer: &Observer,
+        privileges: &mut Privileges,
+    ) -> Result<Self, Problem> {
         let highest = match config.io.level {
             config::IoLevel::Auto => None,
             config::IoLevel::Incremental => Some(Level::Incremental),
@@ -192,6 +216,8 @@ impl Shards {
                 cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
             });
         }
+        // Every ring has noted by now that its memory is not charged.
+        privileges.give_up(RINGS);
         let (to_node, reports) = unbounded_channel();
         let mut shards = Self { senders, reports, threads: Vec::new() };
         for mut part in prepared {

@@ -108,49 +108,72 @@ impl Config {
         self.run_dir.join(CONTROL_SOCKET)
     }
 
-    /// The first rule between settings that does not hold, with the key whose place the message names.
-    pub(super) fn broken_relation(&self) -> Option<Relation> {
+    /// The rules between settings that do not hold.
+    pub(super) fn broken_relations(&self) -> Vec<Relation> {
+        [
+            self.broken_listen(),
+            self.broken_heartbeat(),
+            self.broken_grace(),
+            self.broken_debloat(),
+            self.own_peer(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    fn broken_listen(&self) -> Option<Relation> {
+        (!self.listen.ip().is_loopback() && self.key_file.is_none()).then(|| Relation {
+            key: "listen",
+            of: &["listen", "key_file"],
+            what: "links from other machines need a cluster key",
+            found: format!("listen = \"{}\" and no key_file", self.listen),
+            needed: "a loopback address, or a key_file".to_owned(),
+            fix: "key_file (head -c 32 /dev/urandom > FILE; chmod 600 FILE, and the same file on every node)",
+        })
+    }
+
+    fn broken_heartbeat(&self) -> Option<Relation> {
         let link = &self.link;
-        if !self.listen.ip().is_loopback() && self.key_file.is_none() {
-            return Some(Relation {
-                key: "listen",
-                what: "links from other machines need a cluster key",
-                found: format!("listen = \"{}\" and no key_file", self.listen),
-                needed: "a loopback address, or a key_file".to_owned(),
-                fix: "key_file (head -c 32 /dev/urandom > FILE; chmod 600 FILE, and the same file on every node)",
-            });
-        }
-        if link.heartbeat_timeout.0 < link.heartbeat_interval.0 * 2 {
-            return Some(Relation {
-                key: "link.heartbeat_timeout",
-                what: "link.heartbeat_timeout is too short for link.heartbeat_interval",
-                found: link.heartbeat_timeout.to_string(),
-                needed: format!("at least twice the interval of {}", link.heartbeat_interval),
-                fix: "link.heartbeat_timeout",
-            });
-        }
-        if !link.grace.0.is_zero() && link.grace.0 <= link.heartbeat_timeout.0 {
-            return Some(Relation {
-                key: "link.grace",
-                what: "link.grace is too short for link.heartbeat_timeout",
-                found: link.grace.to_string(),
-                needed: format!("0, or more than the timeout of {}", link.heartbeat_timeout),
-                fix: "link.grace, or link.heartbeat_timeout",
-            });
-        }
+        (link.heartbeat_timeout.0 < link.heartbeat_interval.0 * 2).then(|| Relation {
+            key: "link.heartbeat_timeout",
+            of: &["link.heartbeat_timeout", "link.heartbeat_interval"],
+            what: "link.heartbeat_timeout is too short for link.heartbeat_interval",
+            found: link.heartbeat_timeout.to_string(),
+            needed: format!("at least twice the interval of {}", link.heartbeat_interval),
+            fix: "link.heartbeat_timeout",
+        })
+    }
+
+    fn broken_grace(&self) -> Option<Relation> {
+        let link = &self.link;
+        (!link.grace.0.is_zero() && link.grace.0 <= link.heartbeat_timeout.0).then(|| Relation {
+            key: "link.grace",
+            of: &["link.grace", "link.heartbeat_timeout"],
+            what: "link.grace is too short for link.heartbeat_timeout",
+            found: link.grace.to_string(),
+            needed: format!("0, or more than the timeout of {}", link.heartbeat_timeout),
+            fix: "link.grace, or link.heartbeat_timeout",
+        })
+    }
+
+    fn broken_debloat(&self) -> Option<Relation> {
         let DebloatSpec { bytes_min, bytes_max, .. } = self.debloat().spec;
-        if bytes_max < bytes_min {
-            return Some(Relation {
-                key: "debloat.bytes_max",
-                what: "debloat.bytes_max is less than debloat.bytes_min",
-                found: bytes_max.to_string(),
-                needed: format!("0, which is no bound, or at least {bytes_min}"),
-                fix: "debloat.bytes_max, or debloat.bytes_min",
-            });
-        }
+        (bytes_max < bytes_min).then(|| Relation {
+            key: "debloat.bytes_max",
+            of: &["debloat.bytes_max", "debloat.bytes_min"],
+            what: "debloat.bytes_max is less than debloat.bytes_min",
+            found: bytes_max.to_string(),
+            needed: format!("0, which is no bound, or at least {bytes_min}"),
+            fix: "debloat.bytes_max, or debloat.bytes_min",
+        })
+    }
+
+    fn own_peer(&self) -> Option<Relation> {
         let node = self.node_name();
         self.peers.get(&NodeName(node.clone())).map(|address| Relation {
             key: "peers",
+            of: &["peers", "node"],
             what: "this node is its own peer",
             found: format!("{node} = \"{address}\" on node {node}"),
             needed: "names of other nodes".to_owned(),
@@ -167,6 +190,8 @@ fn nanoseconds(span: Span) -> u64 {
 pub(super) struct Relation {
     /// The key whose place the message names.
     pub(super) key: &'static str,
+    /// The keys and sections that it is between.
+    pub(super) of: &'static [&'static str],
     pub(super) what: &'static str,
     pub(super) found: String,
     pub(super) needed: String,

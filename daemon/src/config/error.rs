@@ -52,3 +52,32 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
+
+/// Everything that is wrong with a configuration: at least one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors {
+    /// The first.
+    pub first: Box<ConfigError>,
+    /// The others.
+    pub rest: Vec<ConfigError>,
+}
+
+impl ConfigErrors {
+    /// These errors, if there are any.
+    #[must_use]
+    pub fn of(errors: Vec<ConfigError>) -> Option<Self> {
+        let mut errors = errors.into_iter();
+        Some(Self { first: Box::new(errors.next()?), rest: errors.collect() })
+    }
+
+    /// All of them, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
+        std::iter::once(&*self.first).chain(&self.rest)
+    }
+}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(first: ConfigError) -> Self {
+        Self { first: Box::new(first), rest: Vec::new() }
+    }
+}

@@ -11,8 +11,9 @@ use toml::Value;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
-use super::error::{ConfigError, Place};
+use super::error::{ConfigError, ConfigErrors, Place};
 use super::file::{open, read_bounded, shown_path};
+use super::key::{ClusterKey, read_cluster_key};
 use super::setting::{Bounds, Section, sections};
 use super::value::NodeName;
 
@@ -33,6 +34,17 @@ pub struct Override {
     pub value: Value,
 }
 
+/// A configuration that was read, and where its values stand.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    /// The values.
+    pub config: Config,
+    /// Where each value that is not a default stands, by dotted key.
+    pub places: BTreeMap<String, Place>,
+    /// The content of `key_file`, if that is set and was to be read.
+    pub key: Option<ClusterKey>,
+}
+
 /// Reads the configuration from `file` (else [`DEFAULT_FILE`] if it exists), from `conf.d/*.toml` beside it, and from
 /// `overrides`, the later ones winning, and checks every value and relation.
 ///
@@ -40,18 +52,38 @@ pub struct Override {
 /// A file cannot be read or is not TOML, a key is unknown, a value has the wrong type or is out of bounds, or two
 /// settings contradict each other. The first problem is reported, with its place.
 pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config, ConfigError> {
+    let merged = merge(file, overrides);
+    merged.finish(false).map(|loaded| loaded.config).map_err(|errors| *errors.first)
+}
+
+/// As [`load`], with the cluster key and with everything that is wrong.
+///
+/// # Errors
+/// As of [`load`] and [`read_cluster_key`]: all of them, file by file in the order in which they are read, then flags,
+/// contradictions, and the key. A file that is not TOML has one, and a contradiction of a value that is itself wrong is
+/// none.
+pub fn load_all(file: Option<&Path>, overrides: &[Override]) -> Result<Loaded, ConfigErrors> {
+    merge(file, overrides).finish(true)
+}
+
+fn merge(file: Option<&Path>, overrides: &[Override]) -> Merged {
     let mut merged = Merged::default();
     let main = file.unwrap_or(Path::new(DEFAULT_FILE));
+    let mut files = Vec::new();
     if file.is_some() || main.exists() {
-        merged.add_file(main)?;
+        files.push(main.to_owned());
     }
-    for extra in extra_files(main)? {
-        merged.add_file(&extra)?;
+    match extra_files(main) {
+        Ok(extra) => files.extend(extra),
+        Err(error) => merged.errors.push(error),
+    }
+    for file in files {
+        merged.add_file(&file);
     }
     for Override { flag, key, value } in overrides {
-        merged.add(key, value.clone(), Place::Flag(flag))?;
+        merged.add(key, value.clone(), Place::Flag(flag));
     }
-    merged.finish()
+    merged
 }
 
 /// `conf.d/*.toml` in the directory of `main`, sorted by name. None if there is no such directory.
@@ -109,15 +141,30 @@ fn read_file(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-/// The values so far and where each came from, by dotted key.
+/// The values so far and where each came from, by dotted key; and what is wrong so far.
 #[derive(Default)]
 struct Merged {
     values: toml::Table,
     places: BTreeMap<String, Place>,
+    errors: Vec<ConfigError>,
+    /// The keys of the values that were not taken.
+    refused: Vec<String>,
 }
 
 impl Merged {
-    fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+    fn add_file(&mut self, path: &Path) {
+        let before = self.errors.len();
+        if let Err(error) = self.add_text(path) {
+            self.errors.push(error);
+        }
+        // As a reader finds them, and not by key.
+        self.errors.get_mut(before..).unwrap_or_default().sort_by_key(|error| match error.place {
+            Place::Line(_, line) => line,
+            _ => 0,
+        });
+    }
+
+    fn add_text(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read_file(path)?;
         let source = Source { path, text: &text };
         let spans = DeTable::parse(&text).map_err(|e| source.syntax(&e))?;
@@ -128,13 +175,15 @@ impl Merged {
             let section =
                 sections().into_iter().find(|section| !section.name.is_empty() && section.name == name);
             let Some(section) = section else {
-                self.add(name, value, line)?;
+                self.add(name, value, line);
                 continue;
             };
-            let (DeValue::Table(inner_spans), Value::Table(inner)) = (span.get_ref(), value) else {
-                return Err(not_a_section(name, line));
-            };
-            self.add_section(&section, inner_spans, inner, &source)?;
+            match (span.get_ref(), value) {
+                (DeValue::Table(inner_spans), Value::Table(inner)) => {
+                    self.add_section(&section, inner_spans, inner, &source);
+                }
+                _ => self.errors.push(not_a_section(name, line)),
+            }
         }
         Ok(())
     }
@@ -145,43 +194,21 @@ impl Merged {
         spans: &DeTable<'_>,
         values: toml::Table,
         source: &Source<'_>,
-    ) -> Result<(), ConfigError> {
+    ) {
         for (name, value) in values {
             let span =
                 spans.iter().find(|(key, _)| key.get_ref().as_ref() == name).map(|(key, _)| key.span());
             let place = source.place(span.unwrap_or_default());
-            self.add(&format!("{}.{name}", section.name), value, place)?;
+            self.add(&format!("{}.{name}", section.name), value, place);
         }
-        Ok(())
     }
 
     /// Takes the value of one setting, if there is such a setting and it takes that value.
-    fn add(&mut self, key: &str, value: Value, place: Place) -> Result<(), ConfigError> {
-        let Some(bounds) = bounds_of(key) else {
-            return Err(unknown_key(key, place));
-        };
-        if let Some(name) = key.strip_prefix("peers.")
-            && let Err(e) = NodeName::from_str(name)
-        {
-            return Err(ConfigError {
-                place,
-                what: "a peer needs the name of its node".to_owned(),
-                found: format!(
-                    "{name:?}, which {}",
-                    e.to_string().split("; needed").next().unwrap_or_default()
-                ),
-                needed: Bounds::Name.needed(),
-                fix: "the key in [peers]".to_owned(),
-            });
-        }
-        if !bounds.allows(&value) {
-            return Err(ConfigError {
-                place,
-                what: format!("bad value of {key}"),
-                found: shown(&value),
-                needed: bounds.needed(),
-                fix: key.to_owned(),
-            });
+    fn add(&mut self, key: &str, value: Value, place: Place) {
+        if let Err(error) = check(key, &value, &place) {
+            self.errors.push(error);
+            self.refused.push(key.to_owned());
+            return;
         }
         match key.split_once('.') {
             None => self.values.insert(key.to_owned(), value),
@@ -191,31 +218,87 @@ impl Merged {
             }
         };
         self.places.insert(key.to_owned(), place);
-        Ok(())
     }
 
-    fn finish(self) -> Result<Config, ConfigError> {
-        let config: Config =
-            Value::Table(self.values).try_into().map_err(|e: toml::de::Error| ConfigError {
-                place: Place::Default,
-                what: "configuration cannot be read".to_owned(),
-                found: e.message().to_owned(),
-                needed: "values as in `weir config print`".to_owned(),
-                fix: "the configuration file".to_owned(),
-            })?;
-        let Some(relation) = config.broken_relation() else {
-            return Ok(config);
+    fn finish(self, with_key: bool) -> Result<Loaded, ConfigErrors> {
+        let Self { values, places, mut errors, refused } = self;
+        let config: Config = match Value::Table(values).try_into() {
+            Ok(config) => config,
+            Err(error) => {
+                errors.push(unlike_settings(&error));
+                Config::default()
+            }
         };
-        let inside = format!("{}.", relation.key);
-        let place = self.places.iter().find(|(key, _)| **key == relation.key || key.starts_with(&inside));
-        Err(ConfigError {
-            place: place.map_or(Place::Default, |(_, place)| place.clone()),
-            what: relation.what.to_owned(),
-            found: relation.found,
-            needed: relation.needed,
-            fix: relation.fix.to_owned(),
-        })
+        let is_refused = |key: &str| refused.iter().any(|refused| is_within(refused, key));
+        for relation in config.broken_relations() {
+            if relation.of.iter().any(|key| is_refused(key)) {
+                continue;
+            }
+            let place = places.iter().find(|(key, _)| is_within(key, relation.key));
+            errors.push(ConfigError {
+                place: place.map_or(Place::Default, |(_, place)| place.clone()),
+                what: relation.what.to_owned(),
+                found: relation.found,
+                needed: relation.needed,
+                fix: relation.fix.to_owned(),
+            });
+        }
+        let key = match config.key_file.as_deref().filter(|_| with_key).map(read_cluster_key) {
+            Some(Ok(key)) => Some(key),
+            Some(Err(error)) => {
+                errors.push(error);
+                None
+            }
+            None => None,
+        };
+        match ConfigErrors::of(errors) {
+            Some(errors) => Err(errors),
+            None => Ok(Loaded { config, places, key }),
+        }
     }
+}
+
+/// Whether a key is this one, or lies in the section of this name.
+fn is_within(key: &str, of: &str) -> bool {
+    key.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+fn unlike_settings(error: &toml::de::Error) -> ConfigError {
+    ConfigError {
+        place: Place::Default,
+        what: "configuration cannot be read".to_owned(),
+        found: error.message().to_owned(),
+        needed: "values as in `weir config print`".to_owned(),
+        fix: "the configuration file".to_owned(),
+    }
+}
+
+/// Whether there is such a setting, and it takes this value.
+fn check(key: &str, value: &Value, place: &Place) -> Result<(), ConfigError> {
+    let Some(bounds) = bounds_of(key) else {
+        return Err(unknown_key(key, place.clone()));
+    };
+    if let Some(name) = key.strip_prefix("peers.")
+        && let Err(e) = NodeName::from_str(name)
+    {
+        return Err(ConfigError {
+            place: place.clone(),
+            what: "a peer needs the name of its node".to_owned(),
+            found: format!("{name:?}, which {}", e.to_string().split("; needed").next().unwrap_or_default()),
+            needed: Bounds::Name.needed(),
+            fix: "the key in [peers]".to_owned(),
+        });
+    }
+    if !bounds.allows(value) {
+        return Err(ConfigError {
+            place: place.clone(),
+            what: format!("bad value of {key}"),
+            found: shown(value),
+            needed: bounds.needed(),
+            fix: key.to_owned(),
+        });
+    }
+    Ok(())
 }
 
 /// The bounds of the setting with this dotted key.

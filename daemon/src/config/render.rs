@@ -1,14 +1,16 @@
 //! The configuration as text: the reference page, the commented default file, and the values in force.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use toml::Value;
 
 use super::Config;
+use super::error::Place;
 use super::setting::{Section, Setting, sections};
 
 /// The configuration as a TOML table. Settings without a value are missing.
-fn values_of(config: &Config) -> toml::Table {
+pub(super) fn values_of(config: &Config) -> toml::Table {
     toml::Table::try_from(config).unwrap_or_default()
 }
 
@@ -34,7 +36,9 @@ pub fn markdown() -> String {
          ones, and a key that stands nowhere has its default. A missing `/etc/weir/weir.toml` is not an error.\n\n\
          An unknown key, a wrong type and a value out of bounds are errors: the daemon names file, line, the value\n\
          found and the values needed, and exits with 78. `weir config check` does the same without starting anything,\n\
-         `weir config print` shows the values in force. Every setting is read once, at the start.\n",
+         `weir config print` shows the values that a start would have, and with `--run-dir` those of the daemon that runs.\n\n\
+         *A change needs* says what it takes: `reload` is `systemctl reload weir`, or SIGHUP to the daemon, and holds for what is\n\
+         made from then on. What needs a restart is named in the log and by `weir status`, and waits.\n",
     );
     for section in sections() {
         let title =
@@ -116,7 +120,14 @@ fn push_comment(file: &mut String, lines: &[&str]) {
 /// The values of `config` as a file that would give the same configuration.
 #[must_use]
 pub fn effective_file(config: &Config) -> String {
+    sourced_file(config, &BTreeMap::new())
+}
+
+/// As [`effective_file`]. Behind a value stands where it comes from, if `places` knows it.
+#[must_use]
+pub fn sourced_file(config: &Config, places: &BTreeMap<String, Place>) -> String {
     let values = values_of(config);
+    let place = |key: &str| places.get(key).map(|place| format!("  # {place}")).unwrap_or_default();
     let mut file = String::new();
     for section in sections() {
         if !section.name.is_empty() {
@@ -125,12 +136,12 @@ pub fn effective_file(config: &Config) -> String {
         if section.name == "peers" {
             for (name, address) in &config.peers {
                 // A name may hold a dot, which would divide a bare key.
-                let _ = writeln!(file, "\"{name}\" = \"{address}\"");
+                let _ = writeln!(file, "\"{name}\" = \"{address}\"{}", place(&format!("peers.{name}")));
             }
         }
         for setting in section.settings {
             if let Some(value) = value_of(&values, &section, setting) {
-                let _ = writeln!(file, "{} = {value}", setting.name);
+                let _ = writeln!(file, "{} = {value}{}", setting.name, place(&section.key(setting)));
             }
         }
     }

@@ -46,6 +46,10 @@ pub struct Section {
 /// What it takes for a change to have an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
+    /// The daemon must read its configuration anew (SIGHUP). It holds for what is made from then on.
+    Reload,
+    /// The same to raise it; to lower it the daemon must be restarted.
+    ReloadToRaise,
     /// The daemon must be restarted.
     Restart,
     /// The daemon must be restarted, and every node must have the same value.
@@ -57,6 +61,8 @@ impl Scope {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Reload => "reload",
+            Self::ReloadToRaise => "reload to raise it, restart to lower it",
             Self::Restart => "restart",
             Self::RestartEverywhere => "restart; must be equal on every node",
         }
@@ -229,7 +235,8 @@ pub(super) use settings;
 /// The doc of `[peers]`, whose keys are names of nodes and not fields.
 const PEERS_DOC: &[&str] = &[
     " The other nodes: `NAME = \"HOST:PORT\"`, one line per peer. Two nodes are linked when one of them names the",
-    " other; when both do, one link remains.",
+    " other; when both do, one link remains. A change needs a reload: a new peer is dialled, one that is not named any",
+    " more is let go of unless it dials this node, and one with another address is dialled there; its data links go on.",
 ];
 
 /// Every section, in the order of the file. The first has no name.

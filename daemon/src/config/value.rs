@@ -160,10 +160,14 @@ words! {
 words! {
     /// Form of the log.
     LogFormat {
+        /// Entries of the journal where standard error goes there, else for people.
+        Auto = "auto",
         /// For people.
         Text = "text",
         /// For programs: one object per line.
         Json = "json",
+        /// Entries of the journal of systemd.
+        Journald = "journald",
     }
 }
 

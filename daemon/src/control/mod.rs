@@ -6,6 +6,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/status` | [`snapshot::StatusReport`] |
+//! | `GET /v1/configuration` | [`configuration::ConfigurationReport`] |
 //! | `GET /v1/channels` | [`snapshot::ChannelsReport`] |
 //! | `GET /v1/stalls` | [`stalls::StallsReport`] |
 //! | `GET /v1/plan` | [`plan::PlanReport`] |
@@ -17,6 +18,7 @@
 
 pub mod bottleneck;
 pub mod client;
+pub mod configuration;
 pub mod gates;
 pub mod plan;
 mod routes;

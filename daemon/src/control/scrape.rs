@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::routes;
 use super::snapshot::SnapshotSource;
 use crate::exit::{Exit, Problem};
+use crate::link::listen;
 use crate::observe::metrics::Exporter;
 
 /// Most connections at a time. Whoever comes then waits until one has ended, which takes [`CONNECTION_TIMEOUT`] at most.
@@ -49,6 +51,19 @@ impl ScrapeServer {
         Ok(Self { listener: TcpListener::bind(address).await? })
     }
 
+    /// Goes on with the socket of an earlier daemon. Must be called inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resume(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { listener: listen::resume(socket)? })
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
     /// Where it listens.
     ///
     /// # Errors
@@ -57,7 +72,7 @@ impl ScrapeServer {
         self.listener.local_addr()
     }
 
-    /// Answers until dropped.
+    /// Answers until dropped, or until there are no answers any more.
     pub async fn serve<S: SnapshotSource>(self, source: S, exporter: Arc<Exporter>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = tokio::task::JoinSet::new();
@@ -65,7 +80,11 @@ impl ScrapeServer {
             while connections.try_join_next().is_some() {}
             // Closed only when this ends.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = source.ended() => return,
+            };
+            match accepted {
                 Ok((stream, _)) => {
                     let answering = (source.clone(), Arc::clone(&exporter));
                     connections.spawn(async move {

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -73,13 +74,28 @@ impl ControlServer {
         Ok(Self { listener, path: path.to_owned() })
     }
 
+    /// Goes on with the socket of an earlier daemon at `path`. Must be called inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn resume(socket: OwnedFd, path: &Path) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path: path.to_owned() })
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Answers requests until dropped.
+    /// Its socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Answers requests until dropped, or until there are no answers any more.
     pub async fn serve<S: SnapshotSource>(self, source: S, exporter: Arc<Exporter>) {
         let mut connections = JoinSet::new();
         let mut open = Open::default();
@@ -102,9 +118,13 @@ impl ControlServer {
                     }
                 },
                 Some(_) = connections.join_next() => {}
+                () = source.ended() => break,
                 () = tokio::time::sleep(LOOK_INTERVAL), if !has_room => {}
             }
         }
+        drop(self.listener);
+        // Who was accepted is told.
+        while connections.join_next().await.is_some() {}
     }
 }
 
@@ -237,6 +257,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::super::bottleneck::BottleneckReport;
+    use super::super::configuration::ConfigurationReport;
     use super::super::plan::PlanReport;
     use super::super::snapshot::{ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem};
     use super::super::stalls::StallsReport;
@@ -262,8 +283,13 @@ mod tests {
                 links: Vec::new(),
                 shards: Vec::new(),
                 shards_missing: Vec::new(),
+                capabilities_given_up: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
+        }
+
+        async fn configuration(&self) -> Result<ConfigurationReport, Problem> {
+            Ok(ConfigurationReport::default())
         }
 
         async fn channels(&self) -> Result<ChannelsReport, Problem> {

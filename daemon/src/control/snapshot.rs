@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::bottleneck::BottleneckReport;
+use super::configuration::ConfigurationReport;
 use super::gates::GateRow;
 use super::plan::PlanReport;
 use super::sockets::SocketRow;
@@ -38,8 +39,17 @@ pub(crate) fn unanswered(missing: &[u16]) -> Option<String> {
 /// What the control socket asks. Each question is answered within [`super::server::ANSWER_TIMEOUT`], or the asker is
 /// told that the daemon is busy.
 pub trait SnapshotSource: Clone + Send + Sync + 'static {
+    /// Returns when no question will be answered any more. Who connects then is left to the next daemon, if that gets the
+    /// same socket.
+    fn ended(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// State of every subsystem.
     fn status(&self) -> impl Future<Output = Result<StatusReport, Problem>> + Send;
+
+    /// What is in effect of the configuration, and what is not.
+    fn configuration(&self) -> impl Future<Output = Result<ConfigurationReport, Problem>> + Send;
 
     /// State of every channel of this node, both ends.
     fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;
@@ -92,6 +102,9 @@ pub struct StatusReport {
     /// Shards that did not answer within [`SHARD_ANSWER_TIMEOUT`]: their links are missing above.
     #[serde(default)]
     pub shards_missing: Vec<u16>,
+    /// Capabilities that the daemon had when it started, and gave up.
+    #[serde(default)]
+    pub capabilities_given_up: Vec<String>,
 }
 
 /// One data link, over all its connections.

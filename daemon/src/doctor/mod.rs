@@ -192,7 +192,9 @@ impl Facts {
 pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
     let mut rows = kernel::rows(&facts.kernel, &facts.process, config);
     rows.extend(rings::rows(&facts.rings));
-    rows.extend(process::rows(&facts.process, config, facts.line("probes").unwrap_or(&facts.probes)));
+    let given_up = facts.said.as_ref().map_or(&[][..], |said| &said.capabilities_given_up);
+    let probes = facts.line("probes").unwrap_or(&facts.probes);
+    rows.extend(process::rows(&facts.process, config, probes, given_up));
     rows.extend(memory::rows(&facts.memory, config, facts.line("memory")));
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));

@@ -103,7 +103,8 @@ fn congestion(facts: &NetworkFacts, config: &Config) -> Row {
         Ok(found) => found,
         Err(unread) => return Row::unknown(name, wanted, unread),
     };
-    let row = Row::new(name, wanted, found.clone());
+    let cost = if found == "bbr" { ", which halves the rate of links over loopback and veth" } else { "" };
+    let row = Row::new(name, wanted, format!("{found}{cost}"));
     let has_links = !config.peers.is_empty();
     if found != "bbr" || !config.listen.ip().is_loopback() || !has_links {
         return row;
@@ -251,6 +252,12 @@ mod tests {
         assert_eq!(row("congestion", &facts, &alone).state, State::Ok);
         let away = Config { listen: "10.0.0.1:7070".parse().unwrap(), ..config() };
         assert_eq!(row("congestion", &facts, &away).state, State::Ok);
+        // What it costs is said in any case: whether a link leads over veth is not known here.
+        assert!(
+            row("congestion", &facts, &away)
+                .found
+                .contains("halves the rate of links over loopback and veth")
+        );
     }
 
     #[test]

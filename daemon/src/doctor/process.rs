@@ -154,18 +154,19 @@ pub fn parse_list(text: &str) -> Option<Vec<usize>> {
 
 /// Judges.
 #[must_use]
-pub fn rows(facts: &ProcessFacts, config: &Config, probes: &Subsystem) -> Vec<Row> {
-    let mut rows = capabilities(facts, config.observe.probes);
+pub fn rows(facts: &ProcessFacts, config: &Config, probes: &Subsystem, given_up: &[String]) -> Vec<Row> {
+    let mut rows = capabilities(facts, config.observe.probes, given_up);
     rows.push(seccomp(facts, probes));
     rows.push(probes_row(probes, config.observe.probes));
-    rows.push(memlock(facts, facts.shards(config)));
+    rows.push(memlock(facts, facts.shards(config), given_up));
     rows.push(descriptors(facts, config));
     rows.push(file_bytes(facts));
     rows.push(cpus(facts, facts.shards(config)));
     rows
 }
 
-fn capabilities(facts: &ProcessFacts, mode: ProbesMode) -> Vec<Row> {
+/// A daemon that runs has given up what it needed at its start.
+fn capabilities(facts: &ProcessFacts, mode: ProbesMode, given_up: &[String]) -> Vec<Row> {
     let needed = [
         ("CAP_BPF", capability::BPF, Cause::NoBpfCapability),
         ("CAP_PERFMON", capability::PERFMON, Cause::OnlyBpfCapability),
@@ -177,6 +178,9 @@ fn capabilities(facts: &ProcessFacts, mode: ProbesMode) -> Vec<Row> {
         }
         match facts.has(number) {
             Ok(true) => Row::new(name, wanted, "held"),
+            Ok(false) if given_up.iter().any(|one| one == name) => {
+                Row::new(name, wanted, "held at the start, and given up since")
+            }
             Ok(false) => {
                 let state = if mode == ProbesMode::Require { State::Failed } else { State::Degraded };
                 Row::new(name, wanted, cause.to_string()).in_state(state, SAMPLES, cause.fix())
@@ -220,12 +224,19 @@ fn probes_row(line: &Subsystem, mode: ProbesMode) -> Row {
     row
 }
 
-fn memlock(facts: &ProcessFacts, shards: u32) -> Row {
+fn memlock(facts: &ProcessFacts, shards: u32, given_up: &[String]) -> Row {
     // One more for trying what io_uring can do.
     let needed = RING_BYTES * (u64::from(shards) + 1);
     let wanted = format!("CAP_IPC_LOCK, or at least {} KiB for {shards} rings", needed >> 10);
     let limit = match (facts.has(capability::IPC_LOCK), &facts.memlock) {
         (Ok(true), _) => return Row::new("RLIMIT_MEMLOCK", wanted, "no bound: CAP_IPC_LOCK is held"),
+        (Ok(false), _) if given_up.iter().any(|one| one == "CAP_IPC_LOCK") => {
+            return Row::new(
+                "RLIMIT_MEMLOCK",
+                wanted,
+                "no bound: CAP_IPC_LOCK was held when the rings were made",
+            );
+        }
         (_, Err(unread)) => return Row::unknown("RLIMIT_MEMLOCK", wanted, unread),
         (_, Ok(limit)) => limit.soft,
     };
@@ -340,7 +351,7 @@ Max locked memory         8388608              8388608              bytes
     }
 
     fn row(name: &str, facts: &ProcessFacts, config: &Config, probes: &Subsystem) -> Row {
-        rows(facts, config, probes).into_iter().find(|row| row.name == name).unwrap()
+        rows(facts, config, probes, &[]).into_iter().find(|row| row.name == name).unwrap()
     }
 
     fn with_shards(shards: u32) -> Config {
@@ -352,7 +363,7 @@ Max locked memory         8388608              8388608              bytes
         let facts = process(STATUS, LIMITS);
         assert_eq!(facts.cpus, Ok(vec![0, 1, 4]));
         assert_eq!(facts.groups, [990, 100, 990]);
-        for row in rows(&facts, &Config::default(), &probes()) {
+        for row in rows(&facts, &Config::default(), &probes(), &[]) {
             assert_eq!((row.state, &*row.effect, &*row.fix), (State::Ok, "", ""), "{row:?}");
         }
     }
@@ -378,6 +389,27 @@ Max locked memory         8388608              8388608              bytes
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_a_daemon_that_runs_has_given_up_is_not_missed() {
+        let facts = process(
+            &STATUS.replace("000000c000004000", "0000000000000000"),
+            &LIMITS.replace("unlimited", "65536"),
+        );
+        let given_up = ["CAP_BPF", "CAP_PERFMON", "CAP_IPC_LOCK"].map(str::to_owned);
+        for name in ["CAP_BPF", "CAP_PERFMON", "RLIMIT_MEMLOCK"] {
+            let row = |given_up: &[String]| {
+                let rows = rows(&facts, &Config::default(), &probes(), given_up);
+                rows.into_iter().find(|row| row.name == name).unwrap()
+            };
+            assert_eq!(row(&given_up).state, State::Ok, "{name}");
+        }
+        let rows = rows(&facts, &Config::default(), &probes(), &[]);
+        assert_eq!(
+            rows.iter().filter(|row| row.state == State::Degraded && row.name.starts_with("CAP_")).count(),
+            2
+        );
     }
 
     #[test]
@@ -495,7 +527,7 @@ Max locked memory         8388608              8388608              bytes
     #[test]
     fn what_cannot_be_read_is_not_known_and_no_fault() {
         let facts = process("Name:\tweir\n", "nothing");
-        let states: Vec<(String, State)> = rows(&facts, &Config::default(), &probes())
+        let states: Vec<(String, State)> = rows(&facts, &Config::default(), &probes(), &[])
             .into_iter()
             .map(|row| (row.name, row.state))
             .collect();

@@ -16,6 +16,7 @@ mod batch;
 mod error;
 #[cfg(test)]
 pub mod fake;
+pub mod passed;
 pub mod probe;
 pub(crate) mod retransmit;
 #[cfg(test)]

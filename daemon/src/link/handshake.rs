@@ -45,6 +45,12 @@ const UNREAD_BYTES_MAX: usize = 1 << 20;
 /// How long a refused peer is given to read the reason before the connection is closed.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// What a daemon says to itself, when it has dialled itself.
+pub const ITSELF: &str = "the node at that address is this one itself";
+
+/// Begins the reason when another node was met than the one that was dialled.
+pub const OTHER_NAME: &str = "node name is";
+
 /// Who this node is, for every handshake of its life.
 #[derive(Clone)]
 pub struct Identity {
@@ -164,6 +170,8 @@ pub enum HandshakeError {
         /// It.
         name: Name,
     },
+    /// The peer is this daemon.
+    Itself,
     /// The peer has another segment size.
     SegmentBytes {
         /// The peer's, in bytes.
@@ -213,11 +221,12 @@ impl fmt::Display for HandshakeError {
                 f.write_str("cluster key differs; needed: the same --key-file content on both nodes")
             }
             Self::Name { found, needed } => {
-                write!(f, "node name is {found}; needed: {needed}, as peers configures it for this address")
+                write!(f, "{OTHER_NAME} {found}; needed: {needed}, as peers configures it for this address")
             }
             Self::OwnName { name } => {
                 write!(f, "node name {name} is that of both nodes; needed: a name of its own for each")
             }
+            Self::Itself => f.write_str(ITSELF),
             Self::SegmentBytes { found, needed } => {
                 let configured = |bytes: &u32| bytes.saturating_sub(RECORD_ROOM_BYTES);
                 let (found, needed) = (configured(found), configured(needed));
@@ -269,6 +278,7 @@ impl HandshakeError {
             | Self::Key
             | Self::Name { .. }
             | Self::OwnName { .. }
+            | Self::Itself
             | Self::SegmentBytes { .. }
             | Self::RecordBytesMax { .. } => FailureCode::Mismatch,
             Self::Shard { .. } => FailureCode::IndexOutOfRange,
@@ -287,6 +297,26 @@ pub async fn dial(
     purpose: Purpose,
     expected: &Name,
 ) -> Result<(TcpStream, Peer), HandshakeError> {
+    dial_named(stream, identity, purpose, Some(expected)).await
+}
+
+/// As [`dial`], for a control link to an address of which nobody has said whose it is.
+///
+/// # Errors
+/// As of [`dial`].
+pub async fn dial_anyone(
+    stream: TcpStream,
+    identity: &Identity,
+) -> Result<(TcpStream, Peer), HandshakeError> {
+    dial_named(stream, identity, Purpose::CONTROL, None).await
+}
+
+async fn dial_named(
+    stream: TcpStream,
+    identity: &Identity,
+    purpose: Purpose,
+    expected: Option<&Name>,
+) -> Result<(TcpStream, Peer), HandshakeError> {
     run(stream, async |stream: &mut TcpStream| {
         let mut hello = own_hello(identity, Role::Dialler, purpose)?;
         write_message(stream, &Message::Hello { hello: hello.clone(), confirm: false }).await?;
@@ -296,8 +326,8 @@ pub async fn dial(
         };
         verify(identity, &hello, &ack, Role::Acceptor, &ack.mac)?;
         check_peer(identity, &ack, Role::Acceptor)?;
-        if ack.node != *expected {
-            return Err(HandshakeError::Name { found: ack.node, needed: expected.clone() });
+        if let Some(needed) = expected.filter(|expected| **expected != ack.node) {
+            return Err(HandshakeError::Name { found: ack.node, needed: needed.clone() });
         }
         if Purpose::of(&ack).mirrored() != purpose {
             return Err(HandshakeError::Inconsistent { field: "link, its kind or shard" });
@@ -473,6 +503,9 @@ fn milliseconds(time: Duration) -> u32 {
 fn check_peer(identity: &Identity, peer: &Hello, role: Role) -> Result<(), HandshakeError> {
     if peer.role != role {
         return Err(HandshakeError::Inconsistent { field: "role" });
+    }
+    if peer.node == identity.node && peer.epoch == identity.epoch {
+        return Err(HandshakeError::Itself);
     }
     if peer.node == identity.node {
         return Err(HandshakeError::OwnName { name: peer.node.clone() });

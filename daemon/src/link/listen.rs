@@ -16,7 +16,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::net::SocketType;
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::inherited::check_listening;
 
 /// Most connections whose handshake is not done.
 pub const STRANGERS_MAX: usize = 64;
@@ -87,15 +90,24 @@ impl std::error::Error for ListenError {
     }
 }
 
+/// Whether this address may be listened on.
+///
+/// # Errors
+/// It is not loopback and there is no cluster key.
+pub fn check(address: SocketAddr, has_key: bool) -> Result<(), ListenError> {
+    if !has_key && !address.ip().is_loopback() {
+        return Err(ListenError::NoKey { address });
+    }
+    Ok(())
+}
+
 /// Opens the listening socket. Port 0 takes any free port.
 ///
 /// # Errors
 /// When the address is not loopback and there is no cluster key, when the port is taken, and what the kernel
 /// answers beside.
 pub fn bind(address: SocketAddr, has_key: bool) -> Result<TcpListener, ListenError> {
-    if !has_key && !address.ip().is_loopback() {
-        return Err(ListenError::NoKey { address });
-    }
+    check(address, has_key)?;
     let os = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse { address, owner: owner_of_port(address.port()) },
         _ => ListenError::Os { address, source },
@@ -109,6 +121,34 @@ pub fn bind(address: SocketAddr, has_key: bool) -> Result<TcpListener, ListenErr
     socket.set_reuseaddr(true).map_err(os)?;
     socket.bind(address).map_err(os)?;
     socket.listen(ACCEPT_BACKLOG).map_err(os)
+}
+
+/// Listens on with the socket of an earlier daemon.
+///
+/// # Errors
+/// There is no runtime with I/O.
+pub fn resume(socket: OwnedFd) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Whether the socket of an earlier daemon listens on this address. Of port 0, which takes any, any is right.
+///
+/// # Errors
+/// What it is instead.
+pub fn check_inherited(socket: &OwnedFd, address: SocketAddr) -> Result<(), String> {
+    check_listening(socket, SocketType::STREAM)?;
+    let found = rustix::net::getsockname(socket).ok().and_then(|found| SocketAddr::try_from(found).ok());
+    match found {
+        Some(found)
+            if found.ip() == address.ip() && (address.port() == 0 || found.port() == address.port()) =>
+        {
+            Ok(())
+        }
+        Some(found) => Err(format!("it listens on {found}; needed: {address}")),
+        None => Err("it has no IP address".to_owned()),
+    }
 }
 
 /// The process that listens on a TCP port of this network namespace, if /proc lets us see it.
@@ -146,17 +186,10 @@ fn holds(process: &Path, wanted: &str) -> bool {
     })
 }
 
-/// Refused connections that are logged in one second. Whoever can reach the port could fill a disk otherwise.
-const REFUSALS_LOGGED: u64 = 20;
-
-/// Connections that were refused: the last one for the status, and not too many for the log.
+/// Connections that were refused: the last one, for the status.
 #[derive(Debug, Default)]
 pub struct Refusals {
     last: Option<String>,
-    /// The second that is being counted, since the node started.
-    second: u64,
-    /// Refused in it.
-    count: u64,
 }
 
 impl Refusals {
@@ -166,27 +199,10 @@ impl Refusals {
         self.last.clone()
     }
 
-    /// A connection was refused. `now` is the time since the node started.
-    pub fn note(&mut self, from: SocketAddr, why: &impl fmt::Display, now: Duration) {
-        let unlogged = self.count(now.as_secs());
-        if unlogged > 0 {
-            tracing::warn!(unlogged, "more links were refused");
-        }
-        if self.count <= REFUSALS_LOGGED {
-            tracing::warn!(%from, error = %why, "a link was refused");
-        }
+    /// A connection was refused.
+    pub fn note(&mut self, from: SocketAddr, why: &impl fmt::Display) {
+        tracing::warn!(%from, error = %why, "a link was refused");
         self.last = Some(format!("{from}: {why}"));
-    }
-
-    /// Counts one; how many of an earlier second were not logged.
-    fn count(&mut self, second: u64) -> u64 {
-        let mut unlogged = 0;
-        if second != self.second {
-            unlogged = self.count.saturating_sub(REFUSALS_LOGGED);
-            (self.second, self.count) = (second, 0);
-        }
-        self.count = self.count.saturating_add(1);
-        unlogged
     }
 }
 
@@ -316,15 +332,12 @@ impl Gatekeeper {
         // A connection that has ended by itself needs no end.
         let _ = rustix::net::shutdown(way_out, rustix::net::Shutdown::Both);
         self.turned_out += 1;
-        // Powers of two only: a flood must not become a flood of log lines.
-        if self.turned_out.is_power_of_two() {
-            tracing::warn!(
-                %newest,
-                turned_out = self.turned_out,
-                "more than {STRANGERS_MAX} connections have not finished their handshake: the oldest of the \
-                 address with the most of them was closed"
-            );
-        }
+        tracing::warn!(
+            %newest,
+            turned_out = self.turned_out,
+            "more than {STRANGERS_MAX} connections have not finished their handshake: the oldest of the \
+             address with the most of them was closed"
+        );
     }
 }
 
@@ -353,13 +366,9 @@ mod tests {
     }
 
     #[test]
-    fn of_a_flood_of_refusals_some_are_logged_and_the_rest_is_counted() {
+    fn the_last_refusal_is_kept() {
         let mut refusals = Refusals::default();
-        let unlogged: u64 = (0..1000).map(|_| refusals.count(7)).sum();
-        assert_eq!((unlogged, refusals.count), (0, 1000));
-        assert_eq!(refusals.count(8), 1000 - REFUSALS_LOGGED);
-        assert_eq!((refusals.count(8), refusals.count), (0, 2));
-        refusals.note("127.0.0.1:7".parse().unwrap(), &"why", Duration::from_secs(8));
+        refusals.note("127.0.0.1:7".parse().unwrap(), &"why");
         assert_eq!(refusals.last().as_deref(), Some("127.0.0.1:7: why"));
     }
 

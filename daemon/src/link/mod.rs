@@ -15,4 +15,5 @@ pub mod handshake;
 pub mod listen;
 pub mod options;
 pub mod peer;
+pub mod resolve;
 pub mod zero_copy;

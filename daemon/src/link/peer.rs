@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use weir_flow::failure::Failure;
 use weir_flow::wire::{CONTROL_BYTES_MAX, FrameReader, Message, WireError, encode};
 
 use super::dial::{self, Backoff};
-use super::handshake::{self, Identity, Peer, Purpose};
+use super::handshake::{self, HandshakeError, Identity, Peer, Purpose};
 use super::options::LinkOptions;
 
 /// Messages that may wait to be written to one control link.
@@ -280,6 +281,42 @@ pub async fn try_once(
     // Whether it wants another link of this node it decides behind the handshake. One that it lets go of at once is none.
     let stream = handshake::await_taken(stream).await.map_err(failed)?;
     Ok((stream, found))
+}
+
+/// What an address is found to be.
+#[derive(Debug)]
+pub enum Found {
+    /// A node, with a control link to it if it has taken one.
+    Node {
+        /// Who.
+        peer: Peer,
+        /// The connection; nothing if the node wants none, as when there is one already.
+        stream: Option<TcpStream>,
+    },
+    /// This node.
+    Itself,
+    /// Nobody that can be linked with.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Asks who is at an address, and for a control link: once.
+pub async fn find(address: SocketAddr, identity: &Identity, options: &LinkOptions) -> Found {
+    let failed = |reason: String| Found::Failed { reason };
+    let stream = match dial::dial(&address.to_string(), options).await {
+        Ok(stream) => stream,
+        Err(error) => return failed(error.to_string()),
+    };
+    let (stream, peer) = match handshake::dial_anyone(stream, identity).await {
+        Ok(found) => found,
+        Err(HandshakeError::Itself) => return Found::Itself,
+        Err(HandshakeError::Refused(failure)) if failure.text == handshake::ITSELF => return Found::Itself,
+        Err(error) => return failed(format!("{address}: {error}")),
+    };
+    let stream = handshake::await_taken(stream).await.ok();
+    Found::Node { peer, stream }
 }
 
 /// A number for jitter. Without the system's random numbers there is only less of it.

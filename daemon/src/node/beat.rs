@@ -27,11 +27,12 @@ impl Node {
         let (linked, missing) = self.peers.linked_and_missing();
         let drains = if self.drain.is_some() { "draining; " } else { "" };
         let line = format!(
-            "{drains}node {}, {} of {} peers linked, {} clients",
+            "{drains}node {}, {} of {} peers linked, {} clients{}",
             self.options.node,
             linked.len(),
             linked.len() + missing.len(),
-            self.attachments.attached().count()
+            self.attachments.attached().count(),
+            self.configuration.note()
         );
         // The asker may have given up.
         let _ = reply.send(Beat { silent: self.load.silent(Instant::now(), SILENCE_MAX), line });

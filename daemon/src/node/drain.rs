@@ -37,6 +37,10 @@ impl Node {
             return;
         }
         self.acceptors.abort_all();
+        if self.run_dir.has_heirs() {
+            // They are the next daemon's.
+            self.reception.abort_all();
+        }
         let waiting = self.shards.iter().map(|shard| shard.shard()).collect();
         self.drain = Some(Drain { deadline: Instant::now() + self.options.drain_timeout, waiting });
         for shard in &self.shards {
@@ -100,7 +104,10 @@ impl Node {
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),
+            found: self.discovery.line(),
             probes: self.options.observer.line(),
+            privileges: self.options.privileges.clone(),
+            configuration: self.configuration.clone(),
         };
         let shards = self.shards.clone();
         self.tasks.spawn(async move {

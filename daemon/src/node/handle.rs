@@ -2,10 +2,12 @@
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::configuration::{Configure, LiveSettings};
 use super::report::NodeReport;
 use super::stats::TasksFacts;
 use super::{Beat, NodeEvent};
 use crate::control::bottleneck::BottleneckReport;
+use crate::control::configuration::ConfigurationReport;
 use crate::control::plan::PlanReport;
 use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
 use crate::control::stalls::StallsReport;
@@ -36,6 +38,17 @@ impl NodeHandle {
         answer.await.map_err(|_| gone())
     }
 
+    /// Tells the node what of a configuration that was read takes effect (nothing if it was not taken) and what there is to
+    /// say of it. Returns when it holds, or the node is ending.
+    pub async fn configure(&self, settings: Option<LiveSettings>, report: ConfigurationReport) {
+        let (done, is_done) = oneshot::channel();
+        let order = Box::new(Configure { settings, report, done });
+        if self.events.send(NodeEvent::Configure(order)).await.is_ok() {
+            // A node that ends does not answer.
+            let _ = is_done.await;
+        }
+    }
+
     /// What the node and its shards say about themselves.
     ///
     /// # Errors
@@ -58,8 +71,16 @@ impl NodeHandle {
 }
 
 impl SnapshotSource for NodeHandle {
+    async fn ended(&self) {
+        self.events.closed().await;
+    }
+
     async fn status(&self) -> Result<StatusReport, Problem> {
         Ok(self.report().await?.status())
+    }
+
+    async fn configuration(&self) -> Result<ConfigurationReport, Problem> {
+        Ok(self.report().await?.facts.configuration)
     }
 
     async fn channels(&self) -> Result<ChannelsReport, Problem> {

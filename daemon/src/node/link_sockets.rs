@@ -47,7 +47,7 @@ impl Node {
         let key = LinkKey { peer: peer.node, local_shard, peer_shard, dialled: false };
         let excess = if resumes == 0 { self.excess(&key) } else { None };
         if let Some(failure) = excess {
-            self.refused.note(from, &failure, self.started.elapsed());
+            self.refused.note(from, &failure);
             self.tasks.spawn(say_goodbye(stream, failure));
             return;
         }

@@ -13,8 +13,10 @@ use crate::attach::run_dir::RunDirError;
 use crate::link::listen::ListenError;
 use crate::link::options::{LinkOptions, OptionError};
 use crate::link::peer::{Heartbeat, PeerAddress};
+use crate::link::resolve::Lookup;
 use crate::memory::HugepageMode;
 use crate::observe::sockets::Observer;
+use crate::privileges::Privileges;
 
 /// Everything that a node needs to know. Made from the configuration.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub struct NodeOptions {
     pub key: Option<[u8; 32]>,
     /// Peers to dial.
     pub peers: Vec<PeerAddress>,
+    /// A name by which more of them are found (`peers_dns`).
+    pub lookup: Option<Lookup>,
     /// Sizes, windows and times; the defaults of pools are among them.
     pub limits: Limits,
     /// What gates do whose client does not say whether they are debloated (`debloat.*`).
@@ -45,6 +49,8 @@ pub struct NodeOptions {
     pub drain_timeout: Duration,
     /// What watches the sockets of data links.
     pub(crate) observer: Observer,
+    /// What became of the daemon's capabilities.
+    pub privileges: Privileges,
 }
 
 /// Why a node does not start.
@@ -121,6 +127,11 @@ impl From<OptionError> for StartError {
     fn from(error: OptionError) -> Self {
         Self::Link(error)
     }
+}
+
+/// The kernel's answer as the reason why a node does not start.
+pub(super) fn os(doing: &'static str) -> impl Fn(io::Error) -> StartError {
+    move |source| StartError::Os { doing, source }
 }
 
 /// How a node's run ended.

@@ -23,7 +23,7 @@ use self::absent::Absent;
 use super::report::PeerReport;
 use super::{Node, NodeEvent};
 use crate::control::plan::MissingNode;
-use crate::link::handshake::{Peer, say_goodbye};
+use crate::link::handshake::{self, Peer, say_goodbye};
 use crate::link::peer::{self, Dialled, LinkEnd, OUTBOX_MESSAGES, PeerAddress};
 
 /// Most linked peers that the configuration does not name. Whoever has the cluster key may take any name, and each
@@ -47,6 +47,8 @@ pub(super) struct Peers {
 struct PeerState {
     /// From the configuration. A peer without one dialled us, and is forgotten with its link.
     address: Option<String>,
+    /// Whether the address comes from the name of the peers and not from `peers`.
+    is_found: bool,
     /// Tells the task that dials it whether a link is wanted. None without an address.
     wanted: Option<watch::Sender<bool>>,
     link: Option<ControlLink>,
@@ -69,12 +71,12 @@ struct ControlLink {
 }
 
 /// A control link whose handshake is done.
-struct Candidate {
-    stream: TcpStream,
-    peer: Peer,
-    dialled: bool,
-    listens: Option<SocketAddr>,
-    held: Option<oneshot::Sender<()>>,
+pub(super) struct Candidate {
+    pub(super) stream: TcpStream,
+    pub(super) peer: Peer,
+    pub(super) dialled: bool,
+    pub(super) listens: Option<SocketAddr>,
+    pub(super) held: Option<oneshot::Sender<()>>,
 }
 
 /// A control link that did not take a message.
@@ -127,6 +129,32 @@ impl Peers {
         self.by_name.contains_key(peer)
     }
 
+    /// Whether this node dials this peer.
+    pub(super) fn is_dialled(&self, peer: &Name) -> bool {
+        self.by_name.get(peer).is_some_and(|state| state.wanted.is_some())
+    }
+
+    /// The peer that listens at this address, as far as is known without asking.
+    pub(super) fn at(&self, address: SocketAddr) -> Option<Name> {
+        let text = address.to_string();
+        let is_there = |state: &PeerState| {
+            let listens = state.link.as_ref().and_then(|link| link.listens);
+            listens == Some(address) || state.address.as_ref() == Some(&text)
+        };
+        self.by_name.iter().find(|(_, state)| is_there(state)).map(|(name, _)| name.clone())
+    }
+
+    /// Whether there is a control link to this peer.
+    pub(super) fn is_linked(&self, peer: &Name) -> bool {
+        self.by_name.get(peer).is_some_and(|state| state.link.is_some())
+    }
+
+    /// Whether another node than this peer was met where it is dialled.
+    pub(super) fn has_another_name(&self, peer: &Name) -> bool {
+        let reason = self.by_name.get(peer).and_then(|state| state.reason.as_deref());
+        reason.is_some_and(|reason| reason.contains(handshake::OTHER_NAME))
+    }
+
     /// Whether a link of this peer would be one too many.
     fn is_full(&self, peer: &Name) -> bool {
         !self.is_known(peer)
@@ -165,6 +193,7 @@ impl Peers {
         let known = self.by_name.iter().map(|(name, state)| PeerReport {
             name: name.to_string(),
             address: state.address.clone(),
+            is_found: state.is_found,
             is_linked: state.link.is_some(),
             data_links: data_links(name),
             reason: state.reason.clone(),
@@ -172,6 +201,7 @@ impl Peers {
         let absent = self.absent.iter().map(|(name, reason, since)| PeerReport {
             name: name.to_string(),
             address: None,
+            is_found: false,
             is_linked: false,
             data_links: data_links(name),
             reason: Some(format!("not linked for {} s: {reason}", now.saturating_sub(since).as_secs())),
@@ -218,24 +248,49 @@ impl Node {
     /// Begins to dial every configured peer.
     pub(super) fn keep_peers(&mut self) {
         for peer in self.options.peers.clone() {
-            let (wanted, is_wanted) = watch::channel(true);
-            let state = PeerState {
-                address: Some(peer.address.clone()),
-                wanted: Some(wanted),
-                ..PeerState::default()
-            };
-            let (events, name) = (self.events.clone(), peer.node.clone());
-            self.peers.by_name.insert(peer.node.clone(), state);
-            let (identity, options) = (self.identity.clone(), self.options.link.clone());
-            let places = self.dials.control.clone();
-            let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
-            self.tasks.spawn(peer::keep(peer, identity, options, places, is_wanted, events, wrap));
+            self.keep_peer(peer);
         }
+    }
+
+    /// Begins to dial a configured peer. It may be linked already, if it has dialled.
+    pub(super) fn keep_peer(&mut self, peer: PeerAddress) {
+        self.peers.absent.remove(&peer.node);
+        let state = self.peers.by_name.entry(peer.node.clone()).or_default();
+        let (wanted, is_wanted) = watch::channel(state.link.is_none());
+        (state.address, state.wanted) = (Some(peer.address.clone()), Some(wanted));
+        state.is_found = self.options.peers.iter().all(|configured| configured.node != peer.node);
+        let (events, name) = (self.events.clone(), peer.node.clone());
+        let (identity, options) = (self.identity.clone(), self.options.link.clone());
+        let places = self.dials.control.clone();
+        let wrap = move |outcome| NodeEvent::Dialled { peer: name.clone(), outcome };
+        self.tasks.spawn(peer::keep(peer, identity, options, places, is_wanted, events, wrap));
+    }
+
+    /// Dials a peer no more, and lets go of the link that this node has dialled. One that the peer has dialled stays.
+    pub(super) fn leave_peer(&mut self, name: &Name, farewell: Failure) {
+        let Some(state) = self.peers.by_name.get_mut(name) else { return };
+        (state.address, state.wanted) = (None, None);
+        match &state.link {
+            Some(link) if link.dialled => {
+                let id = link.id;
+                self.lose_link(id, Some(farewell));
+            }
+            Some(_) => return,
+            None => {
+                self.peers.by_name.remove(name);
+            }
+        }
+        // Nobody misses it.
+        self.peers.absent.remove(name);
     }
 
     /// What came of dialling a configured peer.
     pub(super) fn handle_dialled(&mut self, name: &Name, outcome: Dialled) {
         match outcome {
+            // On its way when the peer was let go of.
+            Dialled::Up { .. } if !self.peers.is_dialled(name) => {
+                tracing::debug!(peer = %name, "a control link is not wanted any more");
+            }
             Dialled::Up { stream, peer, held } => {
                 self.adopt(Candidate { stream, peer, dialled: true, listens: None, held: Some(held) });
             }
@@ -268,7 +323,7 @@ impl Node {
     }
 
     /// Takes a control link, or refuses it in favour of the one that is there.
-    fn adopt(&mut self, new: Candidate) {
+    pub(super) fn adopt(&mut self, new: Candidate) {
         let name = new.peer.node.clone();
         if self.drain.is_some() {
             self.refuse(new.stream, Failure::new(FailureCode::Stopping, "the daemon is stopping"));

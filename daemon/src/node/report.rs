@@ -10,6 +10,7 @@ use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use super::zero_copy;
+use crate::control::configuration::ConfigurationReport;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
@@ -18,6 +19,7 @@ use crate::control::snapshot::{
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
 use crate::io::probe::LOST_FIX;
 use crate::memory::{HugepageMode, cgroup, mebibytes, system};
+use crate::privileges::Privileges;
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 use crate::shard::stall::TurnStats;
 
@@ -33,6 +35,8 @@ pub(super) struct PeerReport {
     pub(super) name: String,
     /// `host:port` from the configuration; none for a peer that dialled us.
     pub(super) address: Option<String>,
+    /// Whether that comes from `peers_dns`.
+    pub(super) is_found: bool,
     pub(super) is_linked: bool,
     pub(super) data_links: usize,
     /// Why there is no link, as far as is known.
@@ -61,6 +65,8 @@ pub(super) struct NodeFacts {
     /// Who keeps how many bytes of regions that have ended, the most first.
     pub(super) kept: Vec<(String, u64)>,
     pub(super) peers: Vec<PeerReport>,
+    /// What was found by name, if there is one.
+    pub(super) found: Option<Subsystem>,
     pub(super) attachments: usize,
     pub(super) attachments_max: u32,
     pub(super) shards: u16,
@@ -71,6 +77,10 @@ pub(super) struct NodeFacts {
     pub(super) refused: Option<String>,
     /// How sockets are observed.
     pub(super) probes: Subsystem,
+    /// What became of capabilities.
+    pub(super) privileges: Privileges,
+    /// What is in effect of the configuration.
+    pub(super) configuration: ConfigurationReport,
 }
 
 /// Everything, at about one moment.
@@ -107,7 +117,8 @@ impl NodeReport {
         let facts = &self.facts;
         let mut subsystems = vec![node_line(facts), listener_line(facts)];
         subsystems.extend(facts.peers.iter().map(peer_line));
-        if facts.peers.is_empty() {
+        subsystems.extend(facts.found.clone());
+        if facts.peers.is_empty() && facts.found.is_none() {
             subsystems.push(Subsystem::off("peers", "no peer is configured and none has dialled"));
         }
         let links = self.links();
@@ -123,6 +134,8 @@ impl NodeReport {
             "attach",
             format!("{} of {} attachments", facts.attachments, facts.attachments_max),
         ));
+        subsystems.push(facts.privileges.line());
+        subsystems.push(facts.configuration.line());
         StatusReport {
             schema_version: SCHEMA_VERSION,
             node: facts.node.clone(),
@@ -135,6 +148,7 @@ impl NodeReport {
             links,
             shards: self.shard_rows(),
             shards_missing: missing,
+            capabilities_given_up: facts.privileges.given_up.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -272,6 +286,9 @@ fn peer_fix(peer: &PeerReport, reason: &str) -> String {
         return format!("the value that the reason names, here or on {name}; then restart weir there");
     }
     match &peer.address {
+        Some(address) if peer.is_found => {
+            format!("start weir on {name}, or take {address} out of the records of peers_dns")
+        }
         Some(address) => format!("start weir on {name}, or correct peers.{name} = \"{address}\""),
         None => format!("start weir on {name}, or add --peer {name}=HOST:PORT"),
     }
@@ -441,6 +458,7 @@ mod tests {
             regions: RegionReport { mode: HugepageMode::Auto, hugepages: 0, ordinary: 1 },
             kept: Vec::new(),
             peers,
+            found: None,
             attachments: 0,
             attachments_max: 1,
             shards: 2,
@@ -448,6 +466,8 @@ mod tests {
             vanished: Vec::new(),
             refused: None,
             probes: Observer::without(Cause::NoBpfCapability).line(),
+            privileges: Privileges::default(),
+            configuration: ConfigurationReport::default(),
         };
         NodeReport { facts, shards: Vec::new() }
     }
@@ -550,6 +570,7 @@ mod tests {
         let peer = PeerReport {
             name: "NAME".to_owned(),
             address: None,
+            is_found: false,
             is_linked: false,
             data_links: 0,
             reason: None,

@@ -86,6 +86,13 @@ impl NodeBudget {
         bytes
     }
 
+    /// Makes the whole budget this much, unless it is more already: what is reserved stays within it.
+    pub const fn raise(&mut self, total_bytes: u64) {
+        if total_bytes > self.total {
+            self.total = total_bytes;
+        }
+    }
+
     /// Bytes reserved now.
     #[must_use]
     pub const fn used(&self) -> u64 {

@@ -105,7 +105,12 @@ async fn a_wrong_name_is_told_to_both_ends() {
     let needed = "node name is b; needed: c, as peers configures it for this address";
     assert_eq!(text(dialled), needed);
     assert!(text(accepted).contains(needed));
-    let (dialled, accepted) = meet(identity("a"), identity("a"), Purpose::CONTROL, "a").await;
+    let itself = || Identity { epoch: 7, ..identity("a") };
+    let (dialled, accepted) = meet(itself(), itself(), Purpose::CONTROL, "a").await;
+    assert!(matches!(accepted, Err(HandshakeError::Itself)), "{accepted:?}");
+    assert!(text(dialled).contains(ITSELF));
+    let other = Identity { epoch: 8, ..identity("a") };
+    let (dialled, accepted) = meet(itself(), other, Purpose::CONTROL, "a").await;
     assert!(matches!(accepted, Err(HandshakeError::OwnName { .. })), "{accepted:?}");
     assert!(text(dialled).contains("node name a is that of both nodes"));
 }

@@ -15,6 +15,7 @@ use weir_flow::wire::{
 
 use super::peers::linked;
 use super::*;
+use crate::link::handshake;
 use crate::link::handshake::Purpose;
 use crate::node::link_sockets::{SHARD_LINKS_MAX, UNLINKED_LINKS_MAX};
 use crate::shard::mailbox::{LinkKey, RingKey};

@@ -1,6 +1,7 @@
 //! Nodes in one process, with shards that only note their mail.
 
 mod clients;
+mod discovery;
 mod hostile;
 mod links;
 mod making;
@@ -61,6 +62,7 @@ fn options(node: &str) -> NodeOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         key: Some([7; 32]),
         peers: Vec::new(),
+        lookup: None,
         limits: Limits::new(4096).unwrap(),
         debloat: DebloatDefaults::default(),
         memory_bytes: MEMORY_BYTES,
@@ -70,6 +72,7 @@ fn options(node: &str) -> NodeOptions {
         heartbeat: Heartbeat::default(),
         drain_timeout: PATIENCE,
         observer: Observer::without(Cause::SwitchedOff),
+        privileges: crate::privileges::Privileges::default(),
     }
 }
 

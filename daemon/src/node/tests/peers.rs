@@ -320,14 +320,14 @@ async fn a_data_link_that_breaks_is_dialled_again_for_the_next_gate() {
 }
 
 /// Node `a` linked with `b` by way of this test, which lets them meet when it likes.
-async fn apart() -> (TestNode, TestNode, tokio::net::TcpListener) {
-    let between = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+async fn apart() -> (TestNode, TestNode, TcpListener) {
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let b = TestNode::start(options("b"), 1);
     let peers = vec![peer_at("b", between.local_addr().unwrap())];
     (TestNode::start(NodeOptions { peers, ..options("a") }, 1), b, between)
 }
 
-fn let_them_meet(between: tokio::net::TcpListener, b: SocketAddr) {
+fn let_them_meet(between: TcpListener, b: SocketAddr) {
     tokio::spawn(async move {
         while let Ok((mut one, _)) = between.accept().await {
             let mut other = TcpStream::connect(b).await.unwrap();

@@ -6,6 +6,7 @@ use super::peers::linked;
 use super::*;
 use crate::control::bottleneck::BottleneckReport;
 use crate::control::tasks::{InstanceRow, TaskRow, TasksReport};
+use crate::link::handshake;
 use crate::node::tasks_times::now_ns;
 use crate::observe::verdict::VerdictKind;
 

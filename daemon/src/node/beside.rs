@@ -1,0 +1,92 @@
+//! What runs beside the node, each in a task of its own, and reports to it.
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::{COLLECT_INTERVAL, LOAD_INTERVAL, LOOK_INTERVAL, NodeEvent, report};
+use crate::attach::listener::AttachListener;
+use crate::link::handshake::{self, Identity};
+use crate::link::listen::{self, Gatekeeper};
+use crate::link::options as link_options;
+use crate::observe::sockets::Observer;
+use crate::shard::mailbox::ShardSender;
+
+pub(super) async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+pub(super) async fn accept_clients(mut listener: AttachListener, events: mpsc::Sender<NodeEvent>) {
+    loop {
+        let client = listener.next().await;
+        if events.send(NodeEvent::Connected(client)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Accepts connections and shakes hands with each in a task of its own.
+pub(super) async fn accept_peers(
+    mut gate: Gatekeeper,
+    identity: Identity,
+    options: link_options::LinkOptions,
+    events: mpsc::Sender<NodeEvent>,
+) {
+    let mut handshakes = JoinSet::new();
+    loop {
+        tokio::select! {
+            stranger = gate.next() => {
+                let (identity, options, events) = (identity.clone(), options.clone(), events.clone());
+                handshakes.spawn(async move {
+                    let listen::Stranger { stream, from, permit } = stranger;
+                    if let Err(error) = link_options::apply(&stream, &options) {
+                        tracing::warn!(%from, %error, "a link was refused");
+                        return;
+                    }
+                    let event = match handshake::accept(stream, &identity).await {
+                        Ok((stream, peer)) => NodeEvent::Accepted { stream, peer, from },
+                        Err(error) => NodeEvent::Refused { from, error },
+                    };
+                    drop(permit);
+                    // A node that has ended accepts nobody.
+                    let _ = events.send(event).await;
+                });
+                // Its turn to read, and that of who was turned out to end: else a flood holds two descriptors for each
+                // connection that is accepted in one go.
+                tokio::task::yield_now().await;
+            }
+            Some(_) = handshakes.join_next() => {}
+        }
+    }
+}
+
+pub(super) async fn collect_stalls(observer: Observer) {
+    let mut ticks = tokio::time::interval(COLLECT_INTERVAL);
+    loop {
+        ticks.tick().await;
+        observer.collect();
+    }
+}
+
+pub(super) async fn look_for_sockets(events: mpsc::Sender<NodeEvent>) {
+    let mut ticks = tokio::time::interval(LOOK_INTERVAL);
+    loop {
+        ticks.tick().await;
+        if events.send(NodeEvent::LookForSockets).await.is_err() {
+            return;
+        }
+    }
+}
+
+pub(super) async fn sample_load(shards: Vec<ShardSender>, events: mpsc::Sender<NodeEvent>) {
+    let mut ticks = tokio::time::interval(LOAD_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let snapshots = report::ask_shards(&shards).await;
+        if events.send(NodeEvent::Load(snapshots)).await.is_err() {
+            return;
+        }
+    }
+}
