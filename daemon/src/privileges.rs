@@ -6,7 +6,7 @@
 //! | capability | needed until | why not longer |
 //! |---|---|---|
 //! | CAP_BPF, CAP_PERFMON | the probes are attached | the kernel asks for them when programs are loaded and maps are made; what is written to a map goes by its descriptor |
-//! | CAP_IPC_LOCK | the rings are made | a ring notes at its start whether its memory is charged to the user. What it registers later, and what it sends without a copy, goes by that note |
+//! | CAP_IPC_LOCK | the rings are made | a ring notes at its start whether its memory is charged to the user, and what it sends without a copy goes by that note. Regions are registered in rings that are made later, and charged: `LimitMEMLOCK=infinity` of the unit is for them |
 
 use rustix::io::Errno;
 use rustix::thread::{

@@ -13,6 +13,9 @@ use crate::shard::mailbox::ShardSnapshot;
 const MEMLOCK_FIX: &str =
     "LimitMEMLOCK=infinity or AmbientCapabilities=CAP_IPC_LOCK (weir.service), or `ulimit -l unlimited`";
 
+/// What lets the kernel lock as much memory as it takes to register regions, which happens when capabilities are given up.
+const REGISTER_FIX: &str = "LimitMEMLOCK=infinity (weir.service), or `ulimit -l unlimited`";
+
 /// What gives the kernel what it lacks.
 const KERNEL_FIX: &str = "a newer kernel";
 
@@ -63,7 +66,7 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
              pages each time",
             Errno(refused.errno)
         );
-        return Subsystem::degraded(name, detail, reason, MEMLOCK_FIX);
+        return Subsystem::degraded(name, detail, reason, REGISTER_FIX);
     }
     let reason = format!(
         "memlock: on {short} data links the kernel may lock no more memory for what is being sent; they copy, and try \
@@ -133,6 +136,7 @@ mod tests {
         assert!(
             refused.reason.unwrap().starts_with("memlock: the kernel may lock no more memory to register")
         );
+        assert!(!refused.fix.unwrap().contains("CAP_IPC_LOCK"), "it is given up by then");
         let detail = refused.detail;
         assert!(
             detail.ends_with("; no memory is registered: too old; a byte from a hugepage is charged: x2")
