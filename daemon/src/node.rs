@@ -151,7 +151,12 @@ pub(crate) enum NodeEvent {
         outcome: Dialled,
     },
     /// The name of the peers was looked up.
-    Resolved(Result<Vec<SocketAddr>, String>),
+    Resolved {
+        /// Which name.
+        name: String,
+        /// Its addresses, or why there are none.
+        outcome: Result<Vec<SocketAddr>, String>,
+    },
     /// An address of it was asked whose it is.
     Found {
         /// Which.
@@ -302,7 +307,8 @@ pub struct Node {
     tasks: JoinSet<()>,
     /// Those of them that accept peers; they end when a drain begins.
     acceptors: JoinSet<()>,
-    /// The one that accepts clients. It goes on through a drain, so that who comes then is told why it is not let in.
+    /// The one that accepts clients. It goes on through a drain, so that who comes then is told why it is not let in; not
+    /// where the socket is kept for the next daemon: who comes then waits in its queue.
     reception: JoinSet<()>,
 }
 
@@ -474,7 +480,7 @@ impl Node {
             NodeEvent::Accepted { stream, peer, from } => self.handle_accepted(stream, peer, from),
             NodeEvent::Refused { from, error } => self.handle_refused(from, &error),
             NodeEvent::Dialled { peer, outcome } => self.handle_dialled(&peer, outcome),
-            NodeEvent::Resolved(outcome) => self.handle_resolved(outcome),
+            NodeEvent::Resolved { name, outcome } => self.handle_resolved(&name, outcome),
             NodeEvent::Found { address, found } => self.handle_found(address, found),
             NodeEvent::Control { link, message } => self.handle_control(link, message),
             NodeEvent::ControlEnded { link, end } => self.handle_control_ended(link, &end),

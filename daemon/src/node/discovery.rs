@@ -98,18 +98,29 @@ impl Node {
         if let Some(looking) = self.discovery.looking.take() {
             looking.abort();
         }
-        for (_, place) in std::mem::take(&mut self.discovery.places) {
-            self.leave_found(place);
+        let name = |lookup: &Option<Lookup>| lookup.as_ref().map(|lookup| lookup.name.clone());
+        // What a name means does not change with how often it is looked up.
+        if name(&self.discovery.lookup) != name(&lookup) {
+            for (address, place) in std::mem::take(&mut self.discovery.places) {
+                self.leave_found(address, place);
+            }
+            self.discovery = Discovery::default();
         }
-        self.discovery = Discovery { lookup: lookup.clone(), ..Discovery::default() };
+        self.discovery.lookup.clone_from(&lookup);
         if let Some(lookup) = lookup {
-            let looking = resolve::repeat(lookup, self.events.clone(), NodeEvent::Resolved);
+            let name = lookup.name.clone();
+            let wrap = move |outcome| NodeEvent::Resolved { name: name.clone(), outcome };
+            let looking = resolve::repeat(lookup, self.events.clone(), wrap);
             self.discovery.looking = Some(self.acceptors.spawn(looking));
         }
     }
 
     /// The name was looked up, or could not be.
-    pub(super) fn handle_resolved(&mut self, outcome: Result<Vec<SocketAddr>, String>) {
+    pub(super) fn handle_resolved(&mut self, name: &str, outcome: Result<Vec<SocketAddr>, String>) {
+        // On its way when the name was changed or taken away, or a drain began.
+        if self.drain.is_some() || self.discovery.lookup.as_ref().is_none_or(|lookup| lookup.name != name) {
+            return;
+        }
         let addresses = match outcome {
             Ok(addresses) => addresses,
             Err(problem) => {
@@ -133,7 +144,7 @@ impl Node {
             let is_linked = matches!(self.discovery.places.get(&address), Some(Place::Node(node)) if self.peers.is_linked(node));
             if !is_linked && let Some(place) = self.discovery.places.remove(&address) {
                 tracing::info!(%address, "the name of the peers has this address no more");
-                self.leave_found(place);
+                self.leave_found(address, place);
             }
         }
         for address in addresses {
@@ -147,12 +158,17 @@ impl Node {
             Some(Place::Node(node)) if !self.is_found(node) => return,
             Some(Place::Node(node)) => {
                 let node = node.clone();
+                if !self.peers.is_dialled(&node) {
+                    // The configuration named it until now.
+                    self.keep_peer(PeerAddress { node, address: address.to_string() });
+                    return;
+                }
                 if self.peers.is_linked(&node) || !self.peers.has_another_name(&node) {
                     return;
                 }
                 // Another node has come to that address.
                 self.discovery.places.remove(&address);
-                self.leave_found(Place::Node(node));
+                self.leave_found(address, Place::Node(node));
             }
             Some(Place::Nobody(_)) | None => {}
         }
@@ -179,8 +195,8 @@ impl Node {
 
     /// An address was asked whose it is.
     pub(super) fn handle_found(&mut self, address: SocketAddr, found: Found) {
-        // One that the name has no more by now.
-        if self.discovery.places.get(&address) != Some(&Place::Asked) {
+        // One that the name has no more by now; and a node that drains takes no link.
+        if self.drain.is_some() || self.discovery.places.get(&address) != Some(&Place::Asked) {
             return;
         }
         let place = match found {
@@ -209,12 +225,23 @@ impl Node {
         self.options.peers.iter().all(|peer| peer.node != *node)
     }
 
-    fn leave_found(&mut self, place: Place) {
+    /// What was at an address, which the name has no more, or where another node is. A node that was found at another address
+    /// too is dialled there.
+    fn leave_found(&mut self, address: SocketAddr, place: Place) {
         let Place::Node(node) = place else { return };
-        let has_other = self.discovery.places.values().any(|other| *other == Place::Node(node.clone()));
-        if self.is_found(&node) && !has_other {
-            let text = format!("{} does not find {node} by name any more", self.identity.node);
-            self.leave_peer(&node, Failure::new(FailureCode::LinkLost, text));
+        if !self.is_found(&node) {
+            return;
+        }
+        let mut places = self.discovery.places.iter();
+        match places.find(|(_, other)| matches!(other, Place::Node(other) if *other == node)) {
+            Some((other, _)) if self.peers.is_dialled_at(&node, &address.to_string()) => {
+                self.keep_peer(PeerAddress { address: other.to_string(), node });
+            }
+            Some(_) => {}
+            None => {
+                let text = format!("{} does not find {node} by name any more", self.identity.node);
+                self.leave_peer(&node, Failure::new(FailureCode::LinkLost, text));
+            }
         }
     }
 }

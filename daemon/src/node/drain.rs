@@ -1,5 +1,7 @@
-//! How a node stops: nobody new is let in (clients that come are told why), what is queued is sent, then everybody is
-//! told and let go.
+//! How a node stops: nobody new is let in, what is queued is sent, then everybody is told and let go.
+//!
+//! Clients that come meanwhile are told why they are not let in. Where the service manager keeps the sockets they are not
+//! accepted: they wait for the next daemon, and their connection is reset if none comes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -38,7 +40,7 @@ impl Node {
         }
         self.acceptors.abort_all();
         if self.run_dir.has_heirs() {
-            // They are the next daemon's.
+            // Clients that come from now on are the next daemon's.
             self.reception.abort_all();
         }
         let waiting = self.shards.iter().map(|shard| shard.shard()).collect();

@@ -134,6 +134,12 @@ impl Peers {
         self.by_name.get(peer).is_some_and(|state| state.wanted.is_some())
     }
 
+    /// Whether this node dials this peer at this address.
+    pub(super) fn is_dialled_at(&self, peer: &Name, address: &str) -> bool {
+        let state = self.by_name.get(peer).filter(|state| state.wanted.is_some());
+        state.is_some_and(|state| state.address.as_deref() == Some(address))
+    }
+
     /// The peer that listens at this address, as far as is known without asking.
     pub(super) fn at(&self, address: SocketAddr) -> Option<Name> {
         let text = address.to_string();
@@ -257,6 +263,10 @@ impl Node {
         self.peers.absent.remove(&peer.node);
         let state = self.peers.by_name.entry(peer.node.clone()).or_default();
         let (wanted, is_wanted) = watch::channel(state.link.is_none());
+        if state.address.as_ref().is_some_and(|before| *before != peer.address) {
+            // It was met at the address before.
+            state.reason = None;
+        }
         (state.address, state.wanted) = (Some(peer.address.clone()), Some(wanted));
         state.is_found = self.options.peers.iter().all(|configured| configured.node != peer.node);
         let (events, name) = (self.events.clone(), peer.node.clone());

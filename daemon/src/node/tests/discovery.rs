@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::control::configuration::ConfigurationReport;
 use crate::link::resolve::Lookup;
 
 /// What the name means at the moment.
@@ -15,8 +16,12 @@ impl Records {
     }
 
     fn lookup(&self) -> Lookup {
+        self.lookup_every(Duration::from_millis(20))
+    }
+
+    fn lookup_every(&self, interval: Duration) -> Lookup {
         let records = self.clone();
-        Lookup::by("all.weir:7070".to_owned(), Duration::from_millis(20), move |asked| {
+        Lookup::by("all.weir:7070".to_owned(), interval, move |asked| {
             assert_eq!(asked, "all.weir:7070");
             let found = records.0.lock().unwrap().clone();
             Box::pin(async move {
@@ -114,4 +119,104 @@ async fn a_peer_that_is_configured_too_has_one_link_and_stays_when_the_name_does
     self::line(&a, |line| line.detail.contains("this node among them")).await;
     b.end.abort();
     a.until("peer/b", |line| line.state == Health::Degraded).await;
+}
+
+/// A reload with these peers and this name.
+async fn reload(node: &TestNode, peers: Vec<PeerAddress>, lookup: Option<Lookup>) {
+    let NodeOptions { limits, debloat, memory_bytes, attachments_max, drain_timeout, .. } = options("any");
+    let settings =
+        LiveSettings { peers, lookup, limits, debloat, memory_bytes, attachments_max, drain_timeout };
+    node.handle.configure(Some(settings), ConfigurationReport::default()).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_the_configuration_names_no_more_is_dialled_where_the_name_has_it() {
+    let records = Records::default();
+    let b = TestNode::start(options("b"), 1);
+    records.set(&[b.listen]);
+    let peers = vec![peer_at("b", b.listen)];
+    let a = TestNode::start(NodeOptions { peers, ..searching("a", &records) }, 1);
+    a.until_linked("b").await;
+    line(&a, |line| line.detail.ends_with("peers: b")).await;
+    // It lets go of the link, which it has dialled.
+    reload(&a, Vec::new(), Some(records.lookup())).await;
+    a.until_linked("b").await;
+    // By the name: without it there is no such peer.
+    reload(&a, Vec::new(), None).await;
+    assert_eq!(a.subsystem("peer/b").await, None);
+}
+
+#[tokio::test]
+async fn another_interval_leaves_the_links_to_the_peers_that_were_found() {
+    let records = Records::default();
+    let b = TestNode::start(options("b"), 1);
+    records.set(&[b.listen]);
+    let a = TestNode::start(searching("a", &records), 1);
+    a.until_linked("b").await;
+    // From here on nobody could be found again.
+    records.set(&[]);
+    line(&a, |line| line.state == Health::Degraded).await;
+    reload(&a, Vec::new(), Some(records.lookup_every(Duration::from_millis(30)))).await;
+    let peer = a.subsystem("peer/b").await.unwrap();
+    assert!(peer.detail.contains("linked"), "{}", peer.detail);
+    // And it is the new task that asks from now on.
+    records.set(&[a.listen, b.listen]);
+    line(&a, |line| line.detail.contains("2 addresses, this node among them")).await;
+}
+
+#[tokio::test]
+async fn addresses_of_a_name_that_is_not_looked_up_any_more_are_not_asked() {
+    let records = Records::default();
+    let b = TestNode::start(options("b"), 1);
+    records.set(&[b.listen]);
+    let resolved = |name: &str| NodeEvent::Resolved { name: name.to_owned(), outcome: Ok(vec![b.listen]) };
+    let late = async |node: &TestNode, name: &str| {
+        node.handle.events.send(resolved(name)).await.unwrap();
+        // It would have been found by then.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        node.subsystem("peer/b").await
+    };
+    let a = TestNode::start(options("a"), 1);
+    assert_eq!(late(&a, "all.weir:7070").await, None);
+    let c = TestNode::start(searching("c", &Records::default()), 1);
+    assert_eq!(late(&c, "other.weir:7070").await, None);
+    // One of that name is heard.
+    c.handle.events.send(resolved("all.weir:7070")).await.unwrap();
+    c.until_linked("b").await;
+}
+
+/// Another address of a node.
+async fn way_to(listen: SocketAddr) -> SocketAddr {
+    let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = door.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut outside, _)) = door.accept().await {
+            tokio::spawn(async move {
+                let mut inside = TcpStream::connect(listen).await?;
+                tokio::io::copy_bidirectional(&mut outside, &mut inside).await
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_node_with_two_addresses_is_dialled_at_the_one_that_the_name_still_has() {
+    let records = Records::default();
+    let b = TestNode::start(options("b"), 1);
+    let ways = [b.listen, way_to(b.listen).await];
+    records.set(&ways);
+    let a = TestNode::start(searching("a", &records), 1);
+    a.until_linked("b").await;
+    line(&a, |line| line.detail == "all.weir:7070: 2 addresses; peers: b").await;
+    let peer = a.subsystem("peer/b").await.unwrap();
+    let (dialled, other) = match ways.map(|way| way.to_string()) {
+        [one, other] if peer.detail.contains(&one) => (one, other),
+        [one, other] => (other, one),
+    };
+    assert!(peer.detail.contains(&dialled), "{}", peer.detail);
+    let left = ways.into_iter().filter(|way| way.to_string() == other).collect::<Vec<_>>();
+    records.set(&left);
+    b.end.abort();
+    a.until("peer/b", |line| line.detail.contains(&other)).await;
 }
