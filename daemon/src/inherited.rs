@@ -71,6 +71,14 @@ impl Inherited {
         }
     }
 
+    /// Ends the socket of this name, if there is one, unless `check` finds nothing wrong with it: before what is to be made may
+    /// need its place.
+    pub fn retain(&mut self, name: &'static str, check: impl FnOnce(&OwnedFd) -> Result<(), String>) {
+        if let Some(socket) = self.take(name, check) {
+            self.sockets.insert(name, socket);
+        }
+    }
+
     /// Gives up what nobody has taken: of no use any more, as an address that the configuration does not have.
     pub fn give_up(&mut self) {
         for (name, socket) in std::mem::take(&mut self.sockets) {
@@ -147,6 +155,20 @@ mod tests {
         inherited.give_up();
         assert_eq!(inherited.unfit(), [METRICS]);
         TcpStream::connect(address).unwrap_err();
+    }
+
+    #[test]
+    fn what_fits_is_left_to_be_taken_and_the_place_of_what_does_not_is_free_at_once() {
+        let ((links, _links, _), (metrics, _metrics, address)) = (listening(), listening());
+        let named = [(LINKS, links), (METRICS, metrics)];
+        let mut inherited = Inherited::of(named.map(|(name, socket)| (name.to_owned(), socket)));
+        inherited.retain(CONTROL, |_| Err("there is none".to_owned()));
+        inherited.retain(LINKS, |_| Ok(()));
+        inherited.retain(METRICS, |_| Err("another address".to_owned()));
+        assert_eq!(inherited.unfit(), [METRICS]);
+        // The manager still has a descriptor of it.
+        TcpListener::bind(address).unwrap();
+        assert!(inherited.take(LINKS, |_| Ok(())).is_some());
     }
 
     #[test]

@@ -178,6 +178,11 @@ fn start_problem(error: StartError) -> Problem {
 /// Takes what only one daemon can have. Its sockets are kept for the next one, if there is a service manager.
 fn take_ground(loaded: &Loaded, inherited: &mut Inherited) -> Result<Ground, Problem> {
     let config = &loaded.config;
+    // Where metrics were given before, links may be accepted now.
+    inherited.retain(inherited::METRICS, |socket| match config.metrics.listen {
+        Some(address) => listen::check_inherited(socket, address),
+        None => Err("metrics.listen is not set".to_owned()),
+    });
     let ground = Ground::take(&config.run_dir, config.listen, loaded.key.is_some(), inherited);
     systemd::forget(inherited.unfit());
     let mut ground = ground.map_err(start_problem)?;
