@@ -1,6 +1,8 @@
 #!/bin/sh
 # Installs Weir from this directory on a machine with systemd, or takes it away again.
 set -eu
+# Directories are for all to read, whoever makes them.
+umask 022
 
 usage() {
     cat <<'TEXT'
@@ -22,6 +24,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 # Whether the services of this machine are meant, and systemd runs them.
 is_live() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
+
+# Whether the files of this machine are dpkg's. Of a package that was removed it has the configuration at most.
+is_packaged() {
+    # shellcheck disable=SC2016 # The name of a field.
+    case "$(dpkg-query --show --showformat '${db:Status-Status}' weir 2>/dev/null)" in
+    '' | not-installed | config-files) false ;;
+    esac
+}
 
 files() { cat "$here/files.list"; }
 
@@ -56,9 +66,6 @@ remove_files() {
 }
 
 do_install() {
-    if [ -z "$root" ] && [ -d /var/lib/dpkg/info ] && [ -e /var/lib/dpkg/info/weir.list ]; then
-        fail "the package weir is installed: use apt, or remove it first"
-    fi
     install_files
     if [ -z "$root" ]; then
         systemd-sysusers weir.conf
@@ -88,6 +95,7 @@ install | uninstall | purge) ;;
 *) usage >&2; exit 2 ;;
 esac
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root can install: sudo ./install.sh $1"
+[ -n "$root" ] || ! is_packaged || fail "the package weir is installed: use apt, or remove it first"
 case "$1" in
 install) do_install ;;
 uninstall) do_uninstall ;;

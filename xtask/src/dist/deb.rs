@@ -17,6 +17,7 @@ const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 /// What keeps it from being made.
 pub(crate) fn build(weir: &Path, version: &str, out: &Path, effort: Effort) -> Result<PathBuf, String> {
     let architecture = architecture()?;
+    let version = &debian(version);
     let name = format!("weir_{version}_{architecture}");
     let root = out.join(format!(".{name}"));
     tree::stage(weir, &root)?;
@@ -32,6 +33,12 @@ pub(crate) fn build(weir: &Path, version: &str, out: &Path, effort: Effort) -> R
     );
     let _ = fs::remove_dir_all(&root);
     built.map(|_| package)
+}
+
+/// A version as Debian sorts it: `1.0.0-rc.1` comes before `1.0.0` there only with a tilde, and a dash begins a revision of the
+/// package, which it has none of.
+fn debian(version: &str) -> String {
+    version.replace('-', "~")
 }
 
 /// What Debian calls this kind of machine.
@@ -151,6 +158,17 @@ mod tests {
         assert_eq!(libraries(b"static"), "");
         assert_eq!(glibc(b"static"), None);
         assert_eq!(glibc(b"\0GLIBC_2"), None);
+    }
+
+    #[test]
+    fn a_version_before_a_release_sorts_below_it() {
+        assert_eq!(debian("0.2.0-rc.1"), "0.2.0~rc.1");
+        assert_eq!(debian("0.2.0+1"), "0.2.0+1");
+        let is_below = ["--compare-versions", &debian("0.2.0-rc.1"), "lt", &debian("0.2.0")];
+        // Where there is no dpkg, the first lines are all that is tried.
+        if let Ok(status) = std::process::Command::new("dpkg").args(is_below).status() {
+            assert!(status.success());
+        }
     }
 
     #[test]
