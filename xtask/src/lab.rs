@@ -131,7 +131,9 @@ fn expect_all(missing: &[String]) -> Outcome {
         return Ok(());
     }
     missing.iter().for_each(|line| println!("lab: {line}"));
-    Err("`cargo xtask lab setup` installs what is missing: QEMU as root, the rest as anybody".to_owned())
+    Err("`cargo xtask lab setup` installs QEMU, as root, and the kernels and the busybox, as anybody; \
+         `cargo xtask setup` installs systemd-nspawn, mmdebstrap and mkfs.ext4"
+        .to_owned())
 }
 
 fn qemu(arguments: &ProbesArguments) -> Outcome {

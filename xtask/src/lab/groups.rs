@@ -4,23 +4,32 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The beginning of the names of all that the lab makes.
 const PREFIX: &str = "weir-lab-";
+
+/// No run takes as long: what is older was left by one that was ended.
+const RUN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// Enters groups, then becomes another program.
 const ENTER: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@""#;
 
-/// Makes groups with this name and returns a command that begins in them; its arguments are the program and its own.
+/// A name for the groups of this run that no other run on this machine has: when it began, in nanoseconds since 1970.
+pub(super) fn new_run() -> String {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string()
+}
+
+/// Makes groups of a run with this name and returns a command that begins in them; its arguments are the program and its own.
 ///
 /// # Errors
 /// They cannot be made.
-pub(super) fn command_in(name: &str) -> Result<Command, String> {
+pub(super) fn command_in(run: &str, name: &str) -> Result<Command, String> {
     let mut command = Command::new("sh");
     command.args(["-c", ENTER, "sh"]);
     for parent in own() {
-        let group = parent.join(format!("{PREFIX}{name}"));
+        let group = parent.join(format!("{PREFIX}{run}-{name}"));
         fs::create_dir_all(&group).map_err(|error| format!("{}: {error}", group.display()))?;
         command.arg(group);
     }
@@ -28,13 +37,21 @@ pub(super) fn command_in(name: &str) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Removes the groups of nodes that have ended, whoever had made them.
-pub(super) fn sweep() {
+/// Removes the groups of this run, in which nothing runs any more, and of earlier ones that were ended before they could. Those
+/// of a run beside this one stay, the empty ones too, for its nodes count on them.
+pub(super) fn sweep(run: &str) {
     for parent in own() {
         let entries = fs::read_dir(&parent).into_iter().flatten().flatten();
-        let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-        ours.for_each(|entry| remove(&entry.path()));
+        let over = entries.filter(|entry| is_over(&entry.file_name().to_string_lossy(), run));
+        over.for_each(|entry| remove(&entry.path()));
     }
+}
+
+/// Whether a group of this name is one of this run, or of one that began long before it.
+fn is_over(group: &str, run: &str) -> bool {
+    let began = |run: &str| run.parse().map(Duration::from_nanos).unwrap_or_default();
+    let of = group.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')).map(|(of, _)| of);
+    of.is_some_and(|of| of == run || began(of) + RUN_MAX < began(run))
 }
 
 /// Those below first. A group in which something runs stays.
@@ -96,6 +113,16 @@ mod tests {
             [PathBuf::from("/sys/fs/cgroup/systemd/"), "/sys/fs/cgroup/unified/there".into()]
         );
         assert!(groups("0::/elsewhere\n", mounts).is_empty());
+    }
+
+    #[test]
+    fn groups_are_removed_of_this_run_and_of_those_that_are_long_over() {
+        let hours = |hours: u64| Duration::from_secs(hours * 60 * 60).as_nanos().to_string();
+        let is_over = |run: &str| is_over(&format!("weir-lab-{run}-a"), &hours(480_007));
+        assert!(is_over(&hours(480_007)) && is_over(&hours(480_000)));
+        // Another that runs, from before this one or after it.
+        assert!(!is_over(&hours(480_005)) && !is_over(&hours(480_008)));
+        assert!(!super::is_over("payload", &hours(480_007)));
     }
 
     #[test]

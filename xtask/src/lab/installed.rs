@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::checks::Checks;
-use super::rootfs;
 use super::setup::{self, QEMU, Series, directory, said};
+use super::{groups, rootfs};
 use crate::dist::{self, Effort};
 use crate::process::Outcome;
 
@@ -73,21 +73,7 @@ fn disk(weir: &Path, root: &Path, image: &Path) -> Outcome {
     said(Command::new("cp").arg("--archive").args([&rootfs, root]))?;
     let package = dist::deb::build(weir, &dist::version(), &root.join("root"), Effort::Little)?;
     let inside = Path::new("/root").join(package.file_name().unwrap_or_default());
-    said(
-        Command::new("systemd-nspawn")
-            .args([
-                "--quiet",
-                "--register=no",
-                "--keep-unit",
-                "--pipe",
-                "--resolv-conf=off",
-                "--timezone=off",
-                "--directory",
-            ])
-            .arg(root)
-            .args(["dpkg", "--install"])
-            .arg(inside),
-    )?;
+    install(root, &inside)?;
     let write = |path: &str, text: &str| -> Outcome {
         let path = root.join(path);
         fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
@@ -115,6 +101,22 @@ fn disk(weir: &Path, root: &Path, image: &Path) -> Outcome {
             .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin"),
     )?;
     fs::remove_dir_all(root).map_err(|error| format!("{}: {error}", root.display()))
+}
+
+/// Installs a package, named as it is seen inside, in a root file system.
+fn install(root: &Path, package: &Path) -> Outcome {
+    let run = groups::new_run();
+    let installed = groups::command_in(&run, "installed").and_then(|mut command| {
+        command
+            .args(["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--pipe"])
+            .args(["--resolv-conf=off", "--timezone=off", "--directory"])
+            .arg(root)
+            .args(["dpkg", "--install"])
+            .arg(package);
+        said(&mut command)
+    });
+    groups::sweep(&run);
+    installed.map(drop)
 }
 
 /// Starts a kernel from the disk, which stays as it is, and returns what the guest told before it stopped or was stopped.

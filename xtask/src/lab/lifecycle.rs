@@ -19,6 +19,12 @@ pub(super) struct Packages<'a> {
 /// A setting that is to outlive the package's own file: a line that says nothing new.
 const MARK: &str = "# edited by an administrator";
 
+/// Asks until there is an answer: the command waits for ten seconds, and a start may take longer on a machine with other work.
+const ASKS: &str = "; for try in 1 2 3 4 5 6; do \
+     code=0; said=$(weir status 2>&1) || code=$?; \
+     case $said in *'did not answer within'*) ;; *) break ;; esac; \
+     done; [ $code = 0 ] || [ $code = 3 ] || { echo \"$said\"; false; }";
+
 /// Does all of it, up to a node without the package.
 pub(super) fn run(checks: &mut Checks, node: &Node, packages: &Packages<'_>) -> Outcome {
     let steady = |role: &str| {
@@ -97,11 +103,7 @@ fn flows_again(node: &Node, before: &str, lives_before: usize, began: Instant) -
 fn killed(node: &Node) -> Result<String, String> {
     let (pid, lives) = (property(node, "MainPID")?, begun(node)?);
     // Where the service manager keeps the sockets, who comes while nothing runs waits for what comes next.
-    let asks = if property(node, "FileDescriptorStoreMax")? == "0" {
-        ""
-    } else {
-        "; weir status > /dev/null || [ $? = 3 ]"
-    };
+    let asks = if property(node, "FileDescriptorStoreMax")? == "0" { "" } else { ASKS };
     let began = Instant::now();
     node.sh(&format!("kill -KILL {pid}{asks}"))?;
     let found = flows_again(node, &pid, lives, began)?;
@@ -211,7 +213,7 @@ fn removed(node: &Node) -> Result<String, String> {
 
 fn purged(node: &Node) -> Result<String, String> {
     node.sh("dpkg --purge weir")?;
-    let left = node.sh("find / -xdev \\( -path /proc -o -path /sys -o -path /run/systemd -o -path /var/log \\) -prune -o -name '*weir*' -print")?;
+    let left = node.sh("find / /run -xdev \\( -path /proc -o -path /sys -o -path /run/systemd -o -path /var/log \\) -prune -o -name '*weir*' -print")?;
     let left: Vec<&str> = left.lines().filter(|path| !path.starts_with("/root/")).collect();
     if left.is_empty() { Ok(String::new()) } else { Err(format!("left: {}", left.join(", "))) }
 }

@@ -41,11 +41,12 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts a node, with files of this machine in its `/root`, and waits until systemd says that it is up.
+    /// Starts a node of this run, with files of this machine in its `/root`, and waits until systemd says that it is up.
     ///
     /// # Errors
     /// A mount is refused, or it does not come up; the last words of its console are told.
     pub(super) fn boot(
+        run: &str,
         name: &'static str,
         rootfs: &Path,
         directory: &Path,
@@ -70,11 +71,12 @@ impl Node {
             let target = root.join("root").join(file.file_name().unwrap_or_default());
             fs::copy(file, &target).map_err(|error| format!("{}: {error}", target.display()))?;
         }
-        let socket = format!("weir-lab-{}-{name}", std::process::id());
+        let socket = format!("weir-lab-{run}-{name}");
         let address = SocketAddr::from_abstract_name(&socket).and_then(|name| UnixDatagram::bind_addr(&name));
         let notices = address.map_err(|error| format!("a socket for notices: {error}"))?;
         let console = own.join("console.log");
-        let mut container = Self::container(name, &root, &bpf, &format!("@{socket}"), &console)?;
+        let command = groups::command_in(run, name)?;
+        let mut container = Self::container(command, name, [&root, &bpf], &format!("@{socket}"), &console)?;
         match await_ready(&notices, &mut container) {
             Ok(leader) => Ok(Self { name, leader, container, root }),
             Err(problem) => {
@@ -87,10 +89,16 @@ impl Node {
         }
     }
 
-    fn container(name: &str, root: &Path, bpf: &Path, socket: &str, console: &Path) -> Result<Child, String> {
+    /// Starts it with a command that begins in its control groups.
+    fn container(
+        mut command: Command,
+        name: &str,
+        [root, bpf]: [&Path; 2],
+        socket: &str,
+        console: &Path,
+    ) -> Result<Child, String> {
         let log = fs::File::create(console).map_err(|error| format!("{}: {error}", console.display()))?;
         let errors = log.try_clone().map_err(|error| format!("{}: {error}", console.display()))?;
-        let mut command = groups::command_in(&format!("{}-{name}", std::process::id()))?;
         command
             .arg("systemd-nspawn")
             .env("NOTIFY_SOCKET", socket)

@@ -28,6 +28,16 @@ pub(super) const INSIDE: &str = "nspawn-inside";
 /// Free 2 MiB pages that the two nodes use.
 const HUGEPAGES: u64 = 48;
 
+/// Tries with a root file system what nodes are made of. The mounts and the cable end with the namespaces that it runs in.
+const TRIED: &str = r#"set -e
+mount -t tmpfs none /mnt
+mkdir /mnt/upper /mnt/work /mnt/root /mnt/bpf
+mount -t overlay -o "lowerdir=$1,upperdir=/mnt/upper,workdir=/mnt/work" none /mnt/root
+mount -t bpf none /mnt/bpf
+ip link add weir0 type veth peer name weir1
+SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn --quiet --register=no --keep-unit --private-network \
+    --capability=all --resolv-conf=off --timezone=off --bind=/mnt/bpf:/sys/fs/bpf --directory=/mnt/root true"#;
+
 /// Programs that nodes are made with, and the packages that bring them.
 const PROGRAMS: &[(&str, &str)] = &[
     ("systemd-nspawn", "systemd-container"),
@@ -56,6 +66,9 @@ pub(crate) struct InsideArguments {
     /// The program that outlives its daemon
     #[arg(long)]
     steady: PathBuf,
+    /// A name for its control groups that no other run has
+    #[arg(long)]
+    run: String,
 }
 
 /// Why this machine can have no nodes, if it cannot.
@@ -67,12 +80,25 @@ fn missing() -> Option<String> {
     if let Some((program, package)) = absent {
         return Some(format!("no {program}: package {package}, which `cargo xtask setup` installs"));
     }
-    // Where even this is refused, a container inside of a container for instance, there are no nodes.
-    let layers = "mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work /mnt/root && \
-         mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /mnt/root";
-    let tried =
-        said(Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "sh", "-c", layers]));
-    tried.err().map(|problem| format!("namespaces or layers of file systems are refused: {problem}"))
+    None
+}
+
+/// Why this machine refuses what nodes are made of, if it does: a container inside of a container, for instance. All of it is
+/// tried once: control groups, namespaces, layers of file systems, a BPF file system, a cable, and a container.
+fn refused(rootfs: &Path, run: &str) -> Option<String> {
+    let tried = try_all(rootfs, run);
+    groups::sweep(run);
+    tried.err().map(|problem| format!("what nodes are made of is refused here: {problem}"))
+}
+
+fn try_all(rootfs: &Path, run: &str) -> Outcome {
+    let mut command = groups::command_in(run, "tried")?;
+    command
+        .args(["unshare", "--mount", "--propagation=private", "--net"])
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"])
+        .args(["sh", "-c", TRIED, "sh"])
+        .arg(rootfs);
+    said(&mut command).map(drop)
 }
 
 /// Does all of it with this program in the package. Returns what could not run here, each as `not run here: REASON`.
@@ -93,6 +119,12 @@ pub(crate) fn check(weir: &Path) -> Result<Vec<String>, String> {
             return Ok(vec![line]);
         }
     };
+    let run = groups::new_run();
+    if let Some(reason) = refused(&rootfs, &run) {
+        let line = format!("{NOT_RUN} the package in nodes with systemd ({reason})");
+        println!("nspawn: {line}");
+        return Ok(vec![line]);
+    }
     let out = directory().join("packages");
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
@@ -114,11 +146,11 @@ pub(crate) fn check(weir: &Path) -> Result<Vec<String>, String> {
     for (flag, path) in files {
         command.arg(flag).arg(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     }
-    groups::sweep();
+    command.args(["--run", &run]);
     // Its last line has said what does not hold.
     let outcome = crate::test::passed_on(&mut command)
         .map_err(|_| "the package on nodes with systemd fails".to_owned());
-    groups::sweep();
+    groups::sweep(&run);
     drop(hugepages);
     let _ = fs::remove_dir_all(&out);
     outcome
@@ -132,7 +164,7 @@ pub(super) fn run_inside(arguments: &InsideArguments) -> Outcome {
     let files =
         [&arguments.package, &arguments.newer, &arguments.archive, &arguments.steady].map(PathBuf::as_path);
     let mut checks = Checks::new("nspawn");
-    let boot = |name| Node::boot(name, &arguments.rootfs, &nodes, &files);
+    let boot = |name| Node::boot(&arguments.run, name, &arguments.rootfs, &nodes, &files);
     let (a, b) = std::thread::scope(|scope| {
         let (a, b) = (scope.spawn(|| boot("a")), scope.spawn(|| boot("b")));
         (a.join(), b.join())

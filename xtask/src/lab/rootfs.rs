@@ -28,12 +28,16 @@ pub(super) fn ensure() -> Result<PathBuf, String> {
     let shown = |error: std::io::Error| format!("{}: {error}", partial.display());
     // What an earlier run has left that was ended.
     if partial.exists() {
-        fs::remove_dir_all(&partial).map_err(shown)?;
+        // Not through what may be mounted in it, which is no part of it.
+        let mut remove = process::command("rm");
+        super::setup::said(remove.args(["--recursive", "--force", "--one-file-system"]).arg(&partial))?;
     }
     fs::create_dir_all(directory()).map_err(shown)?;
     println!("lab: making a Debian {release} with systemd: half a minute to two, once");
-    let mut command = process::command("mmdebstrap");
+    // It mounts in there. Whatever ends it, its mounts end with its namespace.
+    let mut command = process::command("unshare");
     command
+        .args(["--mount", "--propagation=private", "--", "mmdebstrap"])
         .args(["--quiet", "--mode=root", "--variant=essential", "--format=directory"])
         .arg(format!("--include={PACKAGES}"))
         // Nothing of it needs to outlive a machine that loses its power.
