@@ -220,9 +220,14 @@ fn purged(node: &Node) -> Result<String, String> {
 
 /// The archive on a node whose package was purged before: the same by its script.
 pub(super) fn archive(checks: &mut Checks, node: &Node, archive: &str) {
+    checks.check("the archive's script leaves a package's files alone", || {
+        node.sh(&format!("mkdir /root/archive && tar -xf {archive} -C /root/archive --strip-components=1"))?;
+        let verbs = ["install", "uninstall", "purge"];
+        verbs.iter().try_for_each(|verb| node.sh(&format!("! /root/archive/install.sh {verb}")).map(drop))?;
+        node.sh("test -x /usr/bin/weir && test -f /etc/weir/weir.toml").map(|_| String::new())
+    });
     checks.check("the archive's script installs a service that runs", || {
         node.sh("dpkg --purge weir")?;
-        node.sh(&format!("mkdir /root/archive && tar -xf {archive} -C /root/archive --strip-components=1"))?;
         node.sh("/root/archive/install.sh install && systemctl enable --now weir-hugepages weir")?;
         node_is(node, "is-active", "weir", "active")?;
         ask(node, "status").map(|_| String::new())
