@@ -123,6 +123,9 @@ fn check_units(
     make(&directory)?;
     make(&root.join("usr/bin"))?;
     copy(weir, &root.join("usr/bin/weir"))?;
+    // That it can be run is all that is asked of the shell.
+    make(&root.join("bin"))?;
+    copy(Path::new("/bin/sh"), &root.join("bin/sh"))?;
     for name in SYSTEM_UNITS {
         write(&directory.join(name), "[Unit]\nDescription=Unit of the system\n")?;
     }
