@@ -6,7 +6,12 @@
 //! | capability | needed until | why not longer |
 //! |---|---|---|
 //! | CAP_BPF, CAP_PERFMON | the probes are attached | the kernel asks for them when programs are loaded and maps are made; what is written to a map goes by its descriptor |
-//! | CAP_IPC_LOCK | the rings are made | a ring notes at its start whether its memory is charged to the user, and what it sends without a copy goes by that note. Regions are registered in rings that are made later, and charged: `LimitMEMLOCK=infinity` of the unit is for them |
+//! | CAP_IPC_LOCK | the rings are made | a ring notes at its start whether its memory is charged to the user, and what it sends without a copy goes by that note |
+
+//!
+//! Where locked memory has a bound (RLIMIT_MEMLOCK) and regions may be registered (`link.zero_copy`, Linux 6.15), CAP_IPC_LOCK stays:
+//! regions are registered in rings of their own, when it is worth it, and the kernel shares a registration only between rings
+//! that are both charged or both not. Without a bound it goes before the first ring is made.
 
 use rustix::io::Errno;
 use rustix::thread::{

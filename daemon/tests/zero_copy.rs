@@ -72,7 +72,9 @@ fn records_sent_without_a_copy_arrive_and_what_the_kernel_said_is_counted() {
     );
     if !detail.contains("no memory is registered") {
         let (named, regions) = registered(&line);
-        assert!(named > 0 && named < sent, "the first batches of a region name nothing: {detail}");
+        assert!(named < sent, "the first batches of a region name nothing: {detail}");
+        // A registration may take as long as it takes to send some batches.
+        assert!(named > 0 || sent < 200, "none was registered: {detail}");
         assert_eq!(regions, 0, "a registration ends with its region: {detail}");
     }
 }

@@ -388,26 +388,11 @@ impl Writer {
         if !cell.is_gone {
             return Ok(false);
         }
-        self.let_go(subpartition)?;
+        self.close(subpartition)?;
         if let Some(losses) = &mut self.losses {
             losses.handle_gone(subpartition, cell.consumed_bytes);
         }
         Ok(true)
-    }
-
-    /// Lets go of the open segment of a consumer that is gone.
-    fn let_go(&mut self, subpartition: u32) -> Result<(), Error> {
-        let segment_bytes = self.parts.segment_bytes;
-        match self.builders.get_mut(subpartition as usize) {
-            // Opened a moment ago, and the daemon has never heard of it.
-            Some(Builder { segment: opened @ Some(_), written: written @ 0, submitted, end, .. }) => {
-                let segment = opened.take();
-                (*written, *submitted, *end) = (segment_bytes, segment_bytes, segment_bytes);
-                let freed = segment.map_or(Ok(()), |segment| self.parts.pool.handle_returned(segment));
-                freed.map_err(|error| Error::protocol(error.to_string()))
-            }
-            _ => self.close(subpartition),
-        }
     }
 
     /// Consumers that are gone, and records that they are not known to have taken.
@@ -463,8 +448,18 @@ impl Writer {
         self.submit(&Submission::Data { subpartition, segment: segment.0, offset, bytes, records, last })
     }
 
-    /// Gives the open segment to the daemon for good. Never waits.
+    /// Gives the open segment to the daemon for good; back to the pool if nothing was written into it, of which the daemon has
+    /// never heard. Never waits.
     fn close(&mut self, subpartition: u32) -> Result<(), Error> {
+        let segment_bytes = self.parts.segment_bytes;
+        if let Some(Builder { segment: opened @ Some(_), written: written @ 0, submitted, end, .. }) =
+            self.builders.get_mut(subpartition as usize)
+        {
+            let segment = opened.take();
+            (*written, *submitted, *end) = (segment_bytes, segment_bytes, segment_bytes);
+            let unused = segment.map_or(Ok(()), |segment| self.parts.pool.handle_unused(segment));
+            return unused.map_err(|error| Error::protocol(error.to_string()));
+        }
         self.submit_data(subpartition, true)
     }
 

@@ -114,6 +114,26 @@ fn nothing_is_emitted_if_the_application_panics_while_it_writes() {
 }
 
 #[test]
+fn a_segment_that_was_opened_in_vain_is_not_handed_over() {
+    let daemon = Daemon::start(Settings::default());
+    let task = task(&daemon);
+    for goes_on in [false, true] {
+        let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
+        let panicked = catch_unwind(AssertUnwindSafe(|| partition.emit_with(8, |_| panic!("nothing of it"))));
+        assert!(panicked.is_err());
+        let sender = thread::spawn(move || {
+            if goes_on {
+                partition.emit_with(5, |place| place.copy_from_slice(b"after")).expect("emit");
+            }
+            partition.finish().expect("finish");
+        });
+        let expected: &[&[u8]] = if goes_on { &[b"after"] } else { &[] };
+        assert_eq!(read_all(&mut gate), expected);
+        sender.join().expect("sender");
+    }
+}
+
+#[test]
 fn a_key_goes_where_it_goes_with_a_copy() {
     let daemon = Daemon::start(Settings::default());
     let task = task(&daemon);

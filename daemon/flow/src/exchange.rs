@@ -211,7 +211,7 @@ pub struct Shape {
     pub consumers: u32,
     /// Ship strategy.
     pub strategy: Strategy,
-    /// Size of a segment on both ends: a power of two from 4 KiB to 1 MiB.
+    /// Size of a segment on both ends: see [`crate::limits::is_segment_size`].
     pub segment_bytes: u32,
     /// Whether each record carries a CRC32C that the consumer's client checks.
     pub checksum: bool,

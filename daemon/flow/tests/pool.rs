@@ -180,6 +180,23 @@ fn each_return_makes_room_for_exactly_one() {
 }
 
 #[test]
+fn a_segment_that_was_not_used_is_as_if_it_had_not_been_taken() {
+    let mut pool = pool(5, 2, 2, 0);
+    for _ in 0..100 {
+        let first = pool.acquire(A, false).unwrap();
+        let second = pool.acquire(A, false).unwrap();
+        assert_eq!((pool.acquire(A, false), pool.held(A)), (Err(Unavailable::Quota), 2));
+        pool.handle_unused(second).unwrap();
+        assert_eq!(pool.held(A), 1, "it counts towards the quota no more, and nothing was sent or returned");
+        pool.handle_unused(first).unwrap();
+        assert_eq!((pool.held(A), pool.taken(), pool.free()), (0, 0, 5));
+        pool.check().unwrap();
+    }
+    assert!(pool.handle_unused(SegmentIndex(0)).is_err() && pool.handle_unused(SegmentIndex(99)).is_err());
+    pool.check().unwrap();
+}
+
+#[test]
 fn a_stopped_consumer_never_takes_the_reserve_of_its_siblings() {
     let mut pool = pool(5, 3, 100, 0);
     let mut taken = 0;

@@ -544,7 +544,7 @@ fn a_bad_body_fails_its_channel_and_a_bad_header_its_link() {
         (48, "OpenChannel has 1 bytes behind its last field; needed: 0", 4),
         (48, "exchange is empty; needed: 1 to 64 of A-Z a-z 0-9 . _ -", 0),
         (49, "exchange is not UTF-8; needed: UTF-8", 0xFF),
-        (16, "segment size is 32769; needed: a power of two from 4096 to 1048576", 1),
+        (16, "segment size is 32769; needed: a multiple of 64 from 4096 to 1048640", 1),
     ];
     for (at, text, value) in refusals {
         let bytes = with_body(&example_open(), |body| body[at] = value);
@@ -757,7 +757,7 @@ fn what_a_gate_leaves_open_is_told_and_other_numbers_are_refused() {
         (0, 3, "kind of entry is 3; needed: 1 (partition) or 2 (gate)"),
         (6, 0x20, "producers is 8192; needed: 1 to 4096"),
         (9, 0, "consumers is 0; needed: 1 to 4096"),
-        (14, 0, "segment size is 0; needed: a power of two from 4096 to 1048576"),
+        (14, 0, "segment size is 0; needed: a multiple of 64 from 4096 to 1048640"),
         (
             17,
             7,

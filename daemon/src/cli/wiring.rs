@@ -3,6 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::config::{self, ClusterKey, Config};
@@ -193,6 +194,13 @@ impl Shards {
         // At most `config::SHARDS_MAX`, by the bounds of the setting.
         let count = u16::try_from(config.shard_count()).unwrap_or(u16::MAX);
         let allowed = placement::allowed_cpus();
+        // A ring shares registrations only with a ring that is charged alike, and regions are registered in rings made later. With
+        // a bound on locked memory all are made with the capability; without one, all without it.
+        let registers = ring.register && found.level == Level::Full;
+        let is_bounded = getrlimit(Resource::Memlock).current.is_some();
+        if !is_bounded {
+            privileges.give_up(RINGS);
+        }
         let mut prepared = Vec::new();
         let mut senders = Vec::new();
         for shard in 0..count {
@@ -216,8 +224,10 @@ impl Shards {
                 cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
             });
         }
-        // Every ring has noted by now that its memory is not charged.
-        privileges.give_up(RINGS);
+        // Every ring has noted by now whether its memory is charged.
+        if !registers {
+            privileges.give_up(RINGS);
+        }
         let (to_node, reports) = unbounded_channel();
         let mut shards = Self { senders, reports, threads: Vec::new() };
         for mut part in prepared {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use toml::Value;
 use weir_flow::debloat::DebloatSpec;
-use weir_flow::limits::Limits;
+use weir_flow::limits::{Limits, RECORD_ROOM_BYTES};
 
 use super::*;
 use crate::attach::debloat::DebloatDefaults;
@@ -167,7 +167,12 @@ fn a_wrong_value_names_its_line_what_was_found_and_what_is_needed() {
 
 #[test]
 fn the_core_takes_what_the_bounds_allow() {
-    assert_eq!(Config::default().limits().unwrap(), Limits::default());
+    let room = Limits::new(Limits::default().segment_bytes + RECORD_ROOM_BYTES).unwrap();
+    assert_eq!(
+        Config::default().limits().unwrap(),
+        room,
+        "the defaults of the core, with room for the length of a record"
+    );
     for (segment, count) in [("4096", 1), ("1048576", 1024)] {
         let text = format!(
             "[memory]\nsegment_bytes = {segment}\n[pool]\nexclusive = {count}\nfloating = {}\nretention = {}\n\

@@ -231,7 +231,7 @@ fn bad_sizes_are_refused_with_both_numbers() {
         assert!(
             error
                 .to_string()
-                .contains(&format!("{found} bytes; needed: a power of two from 4096 to 1048576"))
+                .contains(&format!("{found} bytes; needed: a multiple of 64 from 4096 to 1048640"))
         );
     }
     assert_eq!(SendRegion::create(0, 4096, HugepageMode::Off).err(), Some(RegionError::NoSegments));

@@ -13,9 +13,6 @@ use crate::shard::mailbox::ShardSnapshot;
 const MEMLOCK_FIX: &str =
     "LimitMEMLOCK=infinity or AmbientCapabilities=CAP_IPC_LOCK (weir.service), or `ulimit -l unlimited`";
 
-/// What lets the kernel lock as much memory as it takes to register regions, which happens when capabilities are given up.
-const REGISTER_FIX: &str = "LimitMEMLOCK=infinity (weir.service), or `ulimit -l unlimited`";
-
 /// What gives the kernel what it lacks.
 const KERNEL_FIX: &str = "a newer kernel";
 
@@ -58,15 +55,19 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
         detail.push_str(&format!("; a byte from a hugepage is charged: {}", setting.accounting));
     }
     let short = links().filter(|link| link.is_short_of_memory).count();
-    let refused = registered().find(|of| matches!(of.errno, libc::ENOMEM | libc::EPERM));
+    let refused = registered().find(|of| of.errno != 0);
     if short == 0 {
         let Some(refused) = refused else { return Subsystem::ok(name, detail) };
-        let reason = format!(
-            "memlock: the kernel may lock no more memory to register regions ({}); sends from them have it look up their \
-             pages each time",
-            Errno(refused.errno)
-        );
-        return Subsystem::degraded(name, detail, reason, REGISTER_FIX);
+        let errno = Errno(refused.errno);
+        let effect = "sends from them have it look up their pages each time";
+        if !matches!(refused.errno, libc::ENOMEM | libc::EPERM) {
+            let reason = format!("the kernel does not register regions ({errno}); {effect}");
+            let fix = "io.level = \"incremental\", which never registers any, or a newer kernel";
+            return Subsystem::degraded(name, detail, reason, fix);
+        }
+        let reason =
+            format!("memlock: the kernel may lock no more memory to register regions ({errno}); {effect}");
+        return Subsystem::degraded(name, detail, reason, MEMLOCK_FIX);
     }
     let reason = format!(
         "memlock: on {short} data links the kernel may lock no more memory for what is being sent; they copy, and try \
@@ -136,7 +137,6 @@ mod tests {
         assert!(
             refused.reason.unwrap().starts_with("memlock: the kernel may lock no more memory to register")
         );
-        assert!(!refused.fix.unwrap().contains("CAP_IPC_LOCK"), "it is given up by then");
         let detail = refused.detail;
         assert!(
             detail.ends_with("; no memory is registered: too old; a byte from a hugepage is charged: x2")

@@ -94,7 +94,7 @@ END
 if [ "$WEIR_ROLE" = a ]; then
     printf '\n[peers]\nb = "%s:7001"\n' "$other" >> /run/weir.toml
 fi
-# As the unit does it: regions are registered when the daemon has given its capabilities up.
+# As the unit does it.
 # shellcheck disable=SC3045 # busybox knows it
 ulimit -l unlimited
 weir daemon --config /run/weir.toml > /run/weir.log 2>&1 &

@@ -17,6 +17,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// The capabilities that the unit names: CAP_IPC_LOCK, CAP_PERFMON, CAP_BPF.
 const CAPABILITIES: u64 = 1 << 14 | 1 << 38 | 1 << 39;
 
+/// CAP_IPC_LOCK alone.
+const IPC_LOCK: u64 = 1 << 14;
+
 /// The records of the stream: lines with these numbers.
 const LINES: u64 = 1_000_000;
 
@@ -100,9 +103,13 @@ fn process(node: &Node) -> Result<String, String> {
     };
     let own = node.sh("id -u weir")?;
     same("its user", field("Uid").split_whitespace().next().unwrap_or_default(), &own)?;
-    // A release that gives them up once it has started says so.
-    let held =
-        if subsystem(node, "privileges").is_ok_and(|(state, _)| state == "ok") { 0 } else { CAPABILITIES };
+    same("its privileges", &subsystem(node, "privileges")?.0, "ok")?;
+    // Kept where locked memory has a bound, which a manager without CAP_SYS_RESOURCE cannot lift.
+    let is_bounded = !node
+        .sh(&format!("cat /proc/{}/limits", property(node, "MainPID")?))?
+        .lines()
+        .any(|line| line.starts_with("Max locked memory") && line.contains("unlimited"));
+    let held = if is_bounded { IPC_LOCK } else { 0 };
     for (name, wanted) in [("CapEff", held), ("CapPrm", held), ("CapBnd", CAPABILITIES)] {
         same(name, &field(name), &format!("{wanted:016x}"))?;
     }

@@ -231,6 +231,25 @@ impl PartitionPool {
         Ok(())
     }
 
+    /// Takes a segment back that was opened and that nothing was written into: as if it had not been taken.
+    ///
+    /// # Errors
+    /// [`AccountingError`] if it was not out; nothing changes then.
+    pub fn handle_unused(&mut self, segment: SegmentIndex) -> Result<(), AccountingError> {
+        let unknown = AccountingError::UnknownSegment { found: segment, segments: self.spec.segments };
+        let owner = self.owners.get_mut(index(segment.0)).ok_or(unknown)?;
+        let subpartition = owner.take().ok_or(AccountingError::NotTaken(segment))?;
+        if let Some(account) = self.accounts.get_mut(index(subpartition.0)) {
+            account.acquired = account.acquired.saturating_sub(1);
+            account.sent = account.sent.min(account.acquired);
+            if account.taken() == 0 {
+                self.empty += 1;
+            }
+        }
+        self.free.push(segment);
+        Ok(())
+    }
+
     /// Free segments, reserves and overdraft included.
     #[must_use]
     pub fn free(&self) -> u32 {

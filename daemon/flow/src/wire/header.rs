@@ -20,7 +20,7 @@ use crate::ids::{ChannelIndex, Sequence};
 pub const HEADER_BYTES: usize = 32;
 
 /// Version of everything in this module. Peers must have the same.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Largest payload of an event, in bytes.
 pub const EVENT_BYTES_MAX: u32 = 1024;

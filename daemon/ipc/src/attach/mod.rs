@@ -11,4 +11,4 @@ pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Most descriptors beside a message.
 pub const DESCRIPTORS_MAX: usize = 4;
 /// Version of the messages. Two sides of different versions do not attach.
-pub const ATTACH_VERSION: u32 = 3;
+pub const ATTACH_VERSION: u32 = 4;

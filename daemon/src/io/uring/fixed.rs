@@ -165,8 +165,15 @@ impl<S> Fixed<S> {
         }
     }
 
-    pub(super) const fn counters(&self) -> RegisteredCounters {
-        self.counters
+    /// The error is the last one, as long as a region has no registration because of one.
+    pub(super) fn counters(&self) -> RegisteredCounters {
+        let is_refused = |entry: &Entry<S>| match entry.state {
+            State::Waiting { next, .. } | State::Asked { next, .. } => next > BATCHES_AFTER_REFUSAL,
+            State::Broken => true,
+            State::Ready => false,
+        };
+        let errno = if self.entries.iter().flatten().any(is_refused) { self.counters.errno } else { 0 };
+        RegisteredCounters { errno, ..self.counters }
     }
 
     /// A batch is about to be sent without a copy. If it can name its region, what it has of that, and where its headers
@@ -301,7 +308,6 @@ impl<S> Entry<S> {
                         self.state = State::Ready;
                         counters.regions += 1;
                         counters.bytes += self.tail.region().bytes();
-                        counters.errno = 0;
                     }
                     Err(errno) => {
                         counters.refused += 1;

@@ -102,7 +102,7 @@ async fn hello_twice_and_hello_of_another_version() {
         client.send(RequestBody::Hello { version: 9, process_name: String::new() }).await;
     })
     .await;
-    assert!(reason.starts_with("attach version is 9; needed: 3"), "{reason}");
+    assert!(reason.starts_with(&format!("attach version is 9; needed: {ATTACH_VERSION}")), "{reason}");
 }
 
 /// An honest client cannot know how many there are: it is told, and what it has goes on.

@@ -2,6 +2,7 @@
 
 use tokio::io::AsyncWriteExt;
 use weir_flow::ids::ProducerIndex;
+use weir_flow::limits::RECORD_ROOM_BYTES;
 use weir_flow::wire::CatalogEntry;
 
 use super::clients::assert_connected;
@@ -180,7 +181,10 @@ async fn a_wrong_name_and_a_wrong_segment_size_are_shown() {
         move |peer: &Subsystem| peer.reason.as_deref().unwrap_or_default().contains(text)
     };
     misnamed.until("peer/c", contains("node name is b; needed: c")).await;
-    let limits = Limits::new(8192).unwrap();
+    // As the configuration makes them.
+    let limits = |bytes| Limits::new(bytes + RECORD_ROOM_BYTES).unwrap();
+    let b = TestNode::start(NodeOptions { limits: limits(4096), ..options("b") }, 1);
+    let limits = limits(8192);
     let unequal =
         TestNode::start(NodeOptions { peers: vec![peer_at("b", b.listen)], limits, ..options("d") }, 1);
     unequal.until("peer/b", contains("memory.segment_bytes of the peer is 8192; needed: 4096")).await;

@@ -31,6 +31,9 @@ const EMPTY_BELOW: u32 = 300;
 /// Receive segments of which at least so many thousandths are in use hold their producers up.
 const FULL_FROM: u32 = 700;
 
+/// A task that is busy for at most so many milliseconds per second does nothing.
+const RESTS_UPTO_MS: u32 = 100;
+
 /// The busiest instance is out of line when its siblings are on average busy for at most this many thousandths of its time.
 const UNEVEN_UPTO: u64 = 500;
 
@@ -271,7 +274,20 @@ fn of_exchange(view: &View<'_>, place: usize, doubts: &mut Doubts) -> Cause {
         );
         return Cause::Network;
     }
-    if held(exchange).next().is_some() { Cause::Held } else { Cause::Unknown }
+    if is_held(view, exchange) { Cause::Held } else { Cause::Unknown }
+}
+
+/// Whether consumers that read nothing else, and do nothing, hold it up.
+pub(super) fn is_held(view: &View<'_>, exchange: &ExchangeFacts) -> bool {
+    let reads_more = |reader: &usize| {
+        view.facts.exchanges.iter().filter(|other| other.readers.contains(reader)).count() > 1
+    };
+    let rests = |reader: &usize| {
+        let summary = view.summary(*reader);
+        summary.known > 0 && summary.shares.busy <= RESTS_UPTO_MS
+    };
+    exchange.readers.iter().all(|reader| rests(reader) && !reads_more(reader))
+        && held(exchange).next().is_some()
 }
 
 /// Ends of channels whose consumers hold nearly all receive segments, while their producers wait for those.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use weir_flow::stall::{CAUSES, Cause as StallCause};
 
-use super::cause::{Doubts, computes, held, loaded, share_of};
+use super::cause::{Doubts, computes, held, is_held, loaded, share_of};
 use super::sockets;
 use super::walk::{Place, Root};
 use super::{
@@ -45,7 +45,7 @@ pub(super) const fn sure(cause: Cause) -> &'static str {
 
 /// What makes a verdict less sure, whatever its cause is.
 pub(super) fn doubts(view: &View<'_>, root: &Root, doubts: &mut Doubts) {
-    let is_held = |exchange| view.exchange(exchange).is_some_and(|of| held(of).next().is_some());
+    let is_held = |exchange| view.exchange(exchange).is_some_and(|of| is_held(view, of));
     // That a consumer holds what others wait for is seen.
     if root.is_left_over && !matches!(root.place, Place::Exchange(exchange) if is_held(exchange)) {
         doubts.add(Confidence::Low, "it is only what is left: nothing else explains the waiting");
