@@ -110,7 +110,9 @@ fn what_can_change_does_and_what_cannot_is_named_and_waits() {
     assert!(ready.ends_with("; 3 settings wait for a restart"), "{ready}");
 
     assert_eq!(daemon.ask("status")["memory"]["total_bytes"], 128 << 20);
-    assert_eq!(partition_bytes(&daemon), small + 100 * 32_768, "floating segments, of the old size");
+    // Regions are whole pages.
+    let grown = partition_bytes(&daemon) - small;
+    assert!(grown.abs_diff(100 * (32_768 + 64)) < 4096, "floating segments, of the old size: {grown} bytes");
     let _first = Client::connect(&daemon.run_dir).expect("attached");
     let refused = Client::connect(&daemon.run_dir).expect_err("one may attach").to_string();
     assert!(refused.contains("limits.attachments_max"), "{refused}");
