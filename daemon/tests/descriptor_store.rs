@@ -228,7 +228,8 @@ fn a_socket_that_does_not_fit_is_closed_taken_out_of_the_store_and_made_anew() {
     service.configure("");
     let attach = first.run_dir.join("attach.sock");
     std::fs::remove_file(&attach).expect("removed");
-    let stranger = OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let stranger = fcntl_dupfd_cloexec(&stranger, NUMBER_MIN).expect("a number");
     service.store.insert("nobody".to_owned(), vec![stranger]);
     let mut second = service.start(&after);
     service.removed.sort();

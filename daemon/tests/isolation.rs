@@ -7,7 +7,7 @@ use common::{
 };
 use rustix::process::Signal;
 use serde_json::Value;
-use weir_flow::limits::Limits;
+use weir_flow::limits::{Limits, RECORD_ROOM_BYTES};
 use weir_flow::pool::partition::PartitionPoolSpec;
 use weir_flow::pool::sizing::GateBuffers;
 
@@ -139,10 +139,11 @@ fn a_stopped_consumer_of_a_broadcast_stops_it_and_the_producer_has_one_pool_for_
         (rows.len() == 3 && rows.iter().all(|row| row["peer"] == "b" && number(row, "credit") > 0))
             .then_some(())
     });
-    let limits = Limits::default();
+    let limits =
+        Limits::new(Limits::default().segment_bytes + RECORD_ROOM_BYTES).expect("as a daemon has them");
     let pool =
         PartitionPoolSpec::sized(1, limits.exclusive, limits.floating, limits.retention, limits.overdraft);
-    let region = u64::from(pool.segments) * u64::from(limits.segment_bytes);
+    let region = (u64::from(pool.segments) * u64::from(limits.segment_bytes)).next_multiple_of(4096);
     assert_eq!(memory_used(&pair.a), region, "the partition is charged once, not once for each consumer");
     signal(receivers[1].child.id(), Signal::STOP);
     let input = lines(24 << 20);

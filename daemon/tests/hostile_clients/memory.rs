@@ -276,7 +276,7 @@ fn a_hoarder_is_named_to_those_who_get_nothing_and_those_who_have_go_on() {
     };
     let error = ask().expect_err("all memory is taken").to_string();
     let used = memory_used(&alone.daemon);
-    let needed = (64 * 2 + 8 + 32 + 5) * (32_768 + 64);
+    let needed = ((64 * 2 + 8 + 32 + 5) * (32_768_u64 + 64)).next_multiple_of(4096);
     for word in [
         format!("{} of {TOTAL} bytes are available", TOTAL - used),
         format!("needed: {needed}"),
