@@ -32,6 +32,9 @@ use crate::shard::{ShardLoop, ShardOptions};
 /// How long shard threads may take to end after they were told to.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long the kernel may take to let go of the rings that were tried: closing one gives its memory back some time later.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// What a node is started with.
 pub(super) fn node_options(
     config: &Config,
@@ -209,7 +212,7 @@ impl Shards {
             })?;
             senders.push(sender);
             prepared.push(Prepared {
-                setup: UringSetup::create(&ring).map_err(ring_problem)?,
+                setup: make_ring(&ring).map_err(ring_problem)?,
                 inbox,
                 options: ShardOptions {
                     node: config.node_name(),
@@ -249,6 +252,20 @@ impl Shards {
             } else if thread.join().is_err() {
                 tracing::error!("a shard ended by a panic");
             }
+        }
+    }
+}
+
+/// Makes a ring. Rings that were tried before it may still count against the limit on locked memory: one that is too low stays
+/// too low, and that is told a little later.
+fn make_ring(config: &UringConfig) -> Result<UringSetup, RingError> {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    loop {
+        match UringSetup::create(config) {
+            Err(error) if error.errno.0 == libc::ENOMEM && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            outcome => return outcome,
         }
     }
 }
