@@ -15,7 +15,7 @@ use super::plan::PlanReport;
 use super::sockets::SocketRow;
 use super::stalls::{StallsReport, WaitReport};
 use super::tasks::TasksReport;
-use super::zero_copy::ZeroCopyRow;
+use super::zero_copy::{RegisteredRow, ZeroCopyRow};
 use crate::exit::Problem;
 
 /// Version of the answers' form.
@@ -153,6 +153,9 @@ pub struct ShardRow {
     pub longest_turn_seconds: f64,
     /// How often it slept.
     pub parks_total: u64,
+    /// The regions that it has registered.
+    #[serde(default)]
+    pub registered: RegisteredRow,
 }
 
 /// Memory of all regions, in bytes.

@@ -261,13 +261,16 @@ fn charged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 fn wait_let_go(ring: &mut IoUring) -> bool {
     let deadline = Instant::now() + ARRIVAL;
     let timeout = Timespec::from(Duration::from_millis(20));
+    let mut is_late = false;
     loop {
         if ring.completion().any(|entry| cqueue::notif(entry.flags())) {
             return true;
         }
-        if Instant::now() > deadline {
+        if is_late {
             return false;
         }
+        // This thread may have stood still until now: the kernel is asked once more.
+        is_late = Instant::now() > deadline;
         // Fails for want of time; the deadline ends that.
         let _ = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout));
     }

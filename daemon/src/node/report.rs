@@ -366,6 +366,7 @@ fn shard_row(snapshot: &ShardSnapshot) -> ShardRow {
         long_turns_total: long_turns,
         longest_turn_seconds: longest_ns as f64 / 1e9,
         parks_total: parks,
+        registered: zero_copy::registered(snapshot),
     }
 }
 

@@ -239,11 +239,15 @@ const LENGTHS_STEP: usize = 2;
 /// A value of a shard.
 type ShardColumn = (&'static Metric, fn(&ShardRow) -> Value);
 
-const SHARD_COLUMNS: [ShardColumn; 4] = [
+const SHARD_COLUMNS: [ShardColumn; 8] = [
     (&registry::SHARD_TURNS, |row| row.turns_total.into()),
     (&registry::SHARD_LONG_TURNS, |row| row.long_turns_total.into()),
     (&registry::SHARD_LONGEST_TURN, |row| row.longest_turn_seconds.into()),
     (&registry::SHARD_PARKS, |row| row.parks_total.into()),
+    (&registry::SHARD_REGISTERED_REGIONS, |row| u64::from(row.registered.regions).into()),
+    (&registry::SHARD_REGISTERED_BYTES, |row| row.registered.bytes.into()),
+    (&registry::SHARD_REGISTERED_SENDS, |row| row.registered.sends_total.into()),
+    (&registry::SHARD_REGISTERED_REFUSED, |row| row.registered.refused_total.into()),
 ];
 
 /// A value of a link; none if it is not known.
