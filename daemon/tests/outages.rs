@@ -110,8 +110,9 @@ fn an_outage_longer_than_the_grace_fails_both_ends_whoever_noticed() {
         for deaf in [&[0, 1][..], &[0], &[1]] {
             scope.spawn(move || {
                 let what = "an outage longer than the grace";
-                let config = format!("{BRISK}grace = '2s'\n");
-                let Some(nodes) = Nodes::start(what, &["nft"], &config) else { return };
+                // Long enough that a daemon which stands still for a moment is not given up for it.
+                let config = "[link]\nheartbeat_interval = '200ms'\nheartbeat_timeout = '3s'\ngrace = '4s'\n";
+                let Some(nodes) = Nodes::start(what, &["nft"], config) else { return };
                 let healthy = Healthy::start(&nodes.a, &nodes.b, "x");
                 deaf.iter().for_each(|side| nodes.network.deafen(*side));
                 let [sender, receiver] = healthy.failed();
