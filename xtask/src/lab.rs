@@ -11,6 +11,7 @@
 //! | [`nspawn`] | the package on nodes with systemd; its own page tells the rest |
 //! | [`limits`] | a daemon under each limit that may be put on it |
 //! | [`installed`], `installed.sh` | machines that start from a disk with the package on it |
+//! | [`joined`], `joined.sh` | two of them with a network between them |
 //! | `guest.sh`, `pair.sh` | what the guest does; and each of two |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
@@ -22,6 +23,7 @@ pub(crate) mod files;
 mod groups;
 mod image;
 mod installed;
+mod joined;
 mod lifecycle;
 mod limits;
 mod machine;
@@ -70,8 +72,8 @@ pub(crate) enum Verb {
     /// Start two machines with a network between them, and show that what one sends without a copy is not copied, and arrives;
     /// needs root, and some minutes
     Zerocopy(ProbesArguments),
-    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; some
-    /// minutes
+    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; then two
+    /// machines at a time, whose services send to each other without a copy; some minutes
     Qemu(ProbesArguments),
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
