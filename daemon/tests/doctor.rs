@@ -1,45 +1,21 @@
 //! `weir doctor` beside real daemons: what it says is what they do, in the same words.
 
 mod common;
+#[path = "common/doctor.rs"]
+mod doctor;
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 
-use common::{Daemon, DaemonOptions, WEIR, eventually, free_address, prefixed, signal, subsystem, weir};
+use common::{Daemon, DaemonOptions, WEIR, free_address, signal, subsystem};
+use doctor::Found;
 use rustix::process::Signal;
 use serde_json::Value;
-
-/// A user that nobody else is here: the kernel counts locked memory by user.
-const OTHER_USER: u32 = 63_211;
 
 /// What a daemon without probes and with little of everything is configured with.
 fn configuration(listen: &str, more: &str) -> String {
     format!("listen = \"{listen}\"\nshards = 2\n{more}\n[observe]\nprobes = \"off\"\n")
-}
-
-/// What `weir doctor` found, and its exit code.
-struct Found {
-    code: Option<i32>,
-    report: Value,
-}
-
-impl Found {
-    /// Asked about this configuration and run directory, by a program behind these words.
-    fn of(prefix: &[&str], program: &str, config: &Path, run_dir: &Path) -> Self {
-        let mut command = prefixed(prefix, program);
-        command.args(["doctor", "--output", "json", "--config"]).arg(config).arg("--run-dir").arg(run_dir);
-        let output = command.stdin(Stdio::null()).output().expect("weir runs");
-        let report = serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
-        Self { code: output.status.code(), report }
-    }
-
-    fn row(&self, name: &str) -> &Value {
-        let rows = self.report["rows"].as_array().expect("rows");
-        rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no {name} in {}", self.report))
-    }
 }
 
 /// A directory with a configuration file in it.
@@ -60,13 +36,7 @@ fn of_a_daemon_that_was_given_flags_it_looks_at_what_is_in_effect() {
         directory.path(),
         &DaemonOptions { peers: &peers, extra: &extra, ..DaemonOptions::new("a", &listen) },
     );
-    let mut command = Command::new(WEIR);
-    command.args(["doctor", "--output", "json", "--run-dir"]).arg(&daemon.run_dir);
-    let output = command.stdin(Stdio::null()).output().expect("weir runs");
-    let found = Found {
-        code: output.status.code(),
-        report: serde_json::from_slice(&output.stdout).expect("a report"),
-    };
+    let found = Found::of_daemon(&daemon);
     let listener = found.row("listener");
     assert_eq!(listener["state"], "ok", "{listener}");
     assert!(listener.to_string().contains(&listen), "{listener}");
@@ -148,88 +118,6 @@ fn what_it_says_stops_a_daemon_does_stop_it() {
     assert_eq!(daemon.exit_code(), Some(1));
     let said = row["found"].as_str().expect("text");
     assert!(daemon.printed().contains(said), "{said:?} is not in {}", daemon.printed());
-}
-
-#[test]
-fn a_limit_on_descriptors_is_told_before_the_daemon_meets_it() {
-    let listen = free_address();
-    let (directory, file) = configured(&listen, "");
-    for (limit, expected, starts) in [("200", "failed", false), ("1024", "degraded", true)] {
-        let prefix = ["sh", "-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")];
-        let found = Found::of(&prefix, WEIR, &file, &directory.path().join("run"));
-        let row = found.row("RLIMIT_NOFILE");
-        assert_eq!((&row["state"], &row["found"]), (&expected.into(), &limit.into()), "{row}");
-        assert!(row["fix"].as_str().expect("text").contains("LimitNOFILE="), "{row}");
-        let options = DaemonOptions { prefix: &prefix, ..DaemonOptions::new("a", &listen) };
-        if starts {
-            Daemon::start(directory.path(), &options);
-        } else {
-            let mut daemon = Daemon::spawn(directory.path(), &options);
-            assert_eq!(daemon.exit_code(), Some(1));
-            assert!(daemon.printed().contains("LimitNOFILE="), "{}", daemon.printed());
-        }
-    }
-}
-
-#[test]
-fn a_limit_on_locked_memory_is_told_before_the_daemon_meets_it() {
-    let has_tool = Command::new("setpriv").arg("--version").output().is_ok();
-    if !rustix::process::geteuid().is_root() || !has_tool {
-        println!("not run here: a limit on locked memory (needs root and setpriv)");
-        return;
-    }
-    let listen = free_address();
-    let (directory, file) = configured(&listen, "");
-    for path in [directory.path(), &file] {
-        chown(path, Some(OTHER_USER), Some(OTHER_USER)).expect("root may");
-    }
-    // Where that user may run it.
-    let program = directory.path().join("weir");
-    fs::copy(WEIR, &program).expect("a copy");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("its mode");
-    let program = program.to_str().expect("UTF-8");
-    for (kibibytes, expected) in [(64, "failed"), (192, "ok")] {
-        let run = format!(
-            "ulimit -l {kibibytes} && exec setpriv --reuid={OTHER_USER} --regid={OTHER_USER} --clear-groups \
-             --bounding-set=-all --inh-caps=-all \"$0\" \"$@\""
-        );
-        let prefix = ["sh", "-c", &run];
-        let run = || Found::of(&prefix, program, &file, &directory.path().join("run"));
-        let found = run();
-        let row = found.row("RLIMIT_MEMLOCK");
-        assert_eq!(
-            (&row["state"], &row["found"]),
-            (&expected.into(), &format!("{kibibytes} KiB").into()),
-            "{row}"
-        );
-        let options = DaemonOptions { prefix: &prefix, program, ..DaemonOptions::new("a", &listen) };
-        if expected == "ok" {
-            // The rings of a process that has ended are charged to its user for a moment longer, and then each of the two
-            // may find less than there is.
-            eventually("doctor and a daemon that starts then say the same", || {
-                let worst = run().row("io_uring/full")["state"].clone();
-                let mut daemon = Daemon::spawn(directory.path(), &options);
-                let run_dir = daemon.run_dir.clone();
-                let is_up = || {
-                    let said = weir(["status"], &run_dir).output();
-                    said.is_ok_and(|said| matches!(said.status.code(), Some(0 | 3)))
-                };
-                while !is_up() {
-                    if !daemon.is_running() {
-                        println!("it has ended: {}", daemon.printed());
-                        return None;
-                    }
-                }
-                let line = subsystem(&daemon, "io_uring").expect("the line");
-                println!("{line}, {worst}");
-                (line["state"] == worst).then_some(())
-            });
-        } else {
-            let mut daemon = Daemon::spawn(directory.path(), &options);
-            assert_eq!(daemon.exit_code(), Some(1), "{}", daemon.printed());
-            assert!(daemon.printed().contains("LimitMEMLOCK="), "{}", daemon.printed());
-        }
-    }
 }
 
 #[test]

@@ -9,7 +9,9 @@
 //! | [`sources`] | where packages come from |
 //! | [`archive`], [`image`] | the file system of the guest |
 //! | [`nspawn`] | the package on nodes with systemd; its own page tells the rest |
+//! | [`limits`] | a daemon under each limit that may be put on it |
 //! | [`installed`], `installed.sh` | machines that start from a disk with the package on it |
+//! | [`joined`], `joined.sh` | two of them with a network between them |
 //! | `guest.sh`, `pair.sh` | what the guest does; and each of two |
 //! | [`machine`] | how QEMU is started, and that it ends |
 //! | [`report`] | what the guest told, and whether that is right |
@@ -21,11 +23,14 @@ pub(crate) mod files;
 mod groups;
 mod image;
 mod installed;
+mod joined;
 mod lifecycle;
+mod limits;
 mod machine;
 mod node;
 pub(crate) mod nspawn;
 mod package;
+mod page;
 mod report;
 mod rootfs;
 mod setup;
@@ -59,13 +64,16 @@ pub(crate) enum Verb {
     /// What `nspawn` starts in namespaces of its own
     #[command(name = nspawn::INSIDE, hide = true)]
     NspawnInside(nspawn::InsideArguments),
+    /// Run daemons with clients under each limit that a machine, a container or a unit may put on them, and show what they say of
+    /// it; part of `test`
+    Limits,
     /// Install and download what is missing: QEMU, three kernels of Debian, a busybox
     Setup,
     /// Start two machines with a network between them, and show that what one sends without a copy is not copied, and arrives;
     /// needs root, and some minutes
     Zerocopy(ProbesArguments),
-    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; some
-    /// minutes
+    /// Start Debian's kernels from a disk with the package on it: hugepages at boot, limits, probes, two NUMA nodes; then two
+    /// machines at a time, whose services send to each other without a copy; some minutes
     Qemu(ProbesArguments),
     /// Start Debian's kernels and show that the kernel probes load, attach and count there: some minutes
     Probes(ProbesArguments),
@@ -96,6 +104,7 @@ pub(crate) fn run(verb: &Verb) -> Outcome {
         Verb::Static(arguments) => check_files(arguments),
         Verb::Nspawn(arguments) => nspawn::check(&program(arguments)?).map(drop),
         Verb::NspawnInside(arguments) => nspawn::run_inside(arguments),
+        Verb::Limits => limits::run(),
         Verb::Setup => setup::run(),
         Verb::Zerocopy(arguments) => zerocopy::run(arguments.kernel, arguments.weir.as_deref()),
         Verb::Qemu(arguments) => qemu(arguments),

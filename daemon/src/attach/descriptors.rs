@@ -7,12 +7,40 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::{Resource, getrlimit};
 
+/// Descriptors of one client: its socket, its process, its bitmap and two doorbells. Each partition and each gate takes one
+/// more.
+pub const PER_CLIENT: u64 = 5;
+
 /// Descriptors that clients leave to links, to the control socket, and to what is open for a moment only.
-const KEPT: u64 = 64;
+pub const KEPT: u64 = 64;
+
+/// What helps where there are too few.
+pub const TOO_FEW_FIX: &str =
+    "LimitNOFILE=65536 in the unit, or ulimit -Hn 65536 as root; or limits.attachments_max";
 
 /// Descriptors that dials leave, as a part of those that clients leave: a connection that comes is worth more than one
 /// that may come about.
 const KEPT_BY_DIALS: u64 = 4;
+
+/// Descriptors that so many clients and their links take.
+#[must_use]
+pub fn needed(attachments_max: u32) -> u64 {
+    u64::from(attachments_max) * PER_CLIENT + KEPT
+}
+
+/// What comes of a limit on descriptors, if so many clients cannot attach with it.
+#[must_use]
+pub fn too_few(limit: Option<u64>, attachments_max: u32) -> Option<String> {
+    let limit = limit.filter(|limit| *limit < needed(attachments_max))?;
+    let clients = limit.saturating_sub(KEPT) / PER_CLIENT;
+    Some(format!("about {clients} clients can attach; the next are refused"))
+}
+
+/// How many the daemon may have; none if there is no limit.
+#[must_use]
+pub fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
 
 /// The limit, if this descriptor is among the last that it allows. The kernel gives out the least number that is free,
 /// so that many are open when it gives out this one.
@@ -29,7 +57,7 @@ pub fn scarce_for_dials(newest: impl AsFd) -> Option<Scarce> {
 
 /// `part` is of those that clients leave.
 fn among_the_last(newest: impl AsFd, part: impl Fn(u64) -> u64) -> Option<Scarce> {
-    let limit = getrlimit(Resource::Nofile).current?;
+    let limit = limit()?;
     let number = u64::try_from(newest.as_fd().as_raw_fd()).unwrap_or_default();
     let kept = part(KEPT.min(limit / 4));
     (number >= limit - kept).then_some(Scarce { limit, kept })
@@ -38,7 +66,7 @@ fn among_the_last(newest: impl AsFd, part: impl Fn(u64) -> u64) -> Option<Scarce
 /// One `part`th of all descriptors that the daemon may have; at least one.
 #[must_use]
 pub fn share(part: u64) -> usize {
-    let share = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / part.max(1);
+    let share = limit().unwrap_or(u64::MAX) / part.max(1);
     usize::try_from(share.max(1)).unwrap_or(usize::MAX)
 }
 
@@ -66,7 +94,7 @@ mod tests {
 
     #[test]
     fn only_the_last_descriptors_are_scarce() {
-        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        let limit = limit().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(scarce(&file), None);
         let kept = KEPT.min(limit / 4);

@@ -97,8 +97,10 @@ impl AttachListener {
         drop(given_up);
         let accepted = accept(&self.socket);
         if let Ok(socket) = &accepted {
-            let text =
-                format!("cannot accept a client: {error}; needed: a file descriptor; end some clients");
+            let text = format!(
+                "cannot accept a client: {error}; needed: a file descriptor; end some clients, or raise the daemon's \
+                 limit of open files (LimitNOFILE, ulimit -n)"
+            );
             refuse(socket, &text);
         }
         let was_accepted = accepted.is_ok();

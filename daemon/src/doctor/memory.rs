@@ -1,10 +1,8 @@
 //! Memory: hugepages of the machine, of each NUMA node and of the control group, and the bound on regions.
 
-use std::path::Path;
-
 use super::Row;
 use super::root::{Root, Unread};
-use crate::config::{Config, HugepageMode};
+use crate::config::{Config, HugepageMode, IoLevel};
 use crate::control::snapshot::Subsystem;
 use crate::memory::cgroup::{self, GroupLimit};
 use crate::memory::system::{self, Hugepages};
@@ -59,7 +57,7 @@ impl MemoryFacts {
         let memory_bytes = *machine.as_ref().unwrap_or(&0);
         Self {
             memory_bytes: memory_limit.map_or(memory_bytes, |limit| limit.min(memory_bytes)),
-            pool: system::hugepages(directory),
+            pool: system::hugepages_of(directory, process),
             nodes: nodes(root),
             hugepage_limit: cgroup::hugepage_limit_of(directory, process),
             memory_limit,
@@ -86,19 +84,27 @@ fn node(root: &Root, name: &str) -> Option<NumaNode> {
     })
 }
 
-/// Judges. `said` is the line `memory` of a daemon that runs.
+/// Judges, for a daemon of so many shards. `said` is the line `memory` of one that runs.
 #[must_use]
-pub fn rows(facts: &MemoryFacts, config: &Config, said: Option<&Subsystem>) -> Vec<Row> {
+pub fn rows(facts: &MemoryFacts, config: &Config, shards: u32, said: Option<&Subsystem>) -> Vec<Row> {
     let mode = config.memory.hugepages;
+    let at_start = u64::from(shards) * receive_pages(config);
     let total_bytes = config.memory.total.bytes(facts.memory_bytes);
-    let mut rows = vec![hugepages(facts.pool, mode, said)];
+    let mut rows = vec![hugepages(facts.pool.as_ref(), mode, at_start, said)];
     rows.extend(facts.nodes.iter().filter(|node| node.has_cpus).map(|node| numa(*node, &facts.nodes, mode)));
     rows.push(hugepage_limit(facts.hugepage_limit.as_ref(), mode, total_bytes));
     rows.push(budget(facts, mode, total_bytes));
     rows
 }
 
-fn hugepages(pool: Option<Hugepages>, mode: HugepageMode, said: Option<&Subsystem>) -> Row {
+/// Hugepages for the receive buffers of one shard.
+fn receive_pages(config: &Config) -> u64 {
+    let bytes = u64::from(config.io.receive_buffers) * u64::from(config.io.receive_buffer_bytes);
+    if config.io.level == IoLevel::Oneshot { 0 } else { bytes.div_ceil(HUGEPAGE_BYTES) }
+}
+
+/// `at_start` is how many pages a daemon takes for its receive buffers before it says that it is ready.
+fn hugepages(pool: Option<&Hugepages>, mode: HugepageMode, at_start: u64, said: Option<&Subsystem>) -> Row {
     let wanted = "free hugepages of 2 MiB, for regions and receive buffers";
     let ordinary = "regions are made of ordinary pages, which works, with more misses of the TLB";
     if mode == HugepageMode::Off {
@@ -107,7 +113,7 @@ fn hugepages(pool: Option<Hugepages>, mode: HugepageMode, said: Option<&Subsyste
     if let Some(said) = said {
         return Row::said(said, wanted, ordinary);
     }
-    let known = pool.unwrap_or_default();
+    let available = pool.map_or(0, Hugepages::available);
     let (reason, fix) = match pool {
         Some(pool) => pool.shortage(),
         None => (
@@ -117,7 +123,8 @@ fn hugepages(pool: Option<Hugepages>, mode: HugepageMode, said: Option<&Subsyste
     };
     let row = Row::new("memory", wanted, reason);
     match mode {
-        _ if known.available() > 0 => row,
+        HugepageMode::Require if available >= at_start.max(1) => row,
+        HugepageMode::Auto if available > 0 => row,
         HugepageMode::Require => row.failed("memory.hugepages = \"require\": the daemon does not start", fix),
         HugepageMode::Auto | HugepageMode::Off => row.degraded(ordinary, fix),
     }
@@ -144,30 +151,24 @@ fn numa(node: NumaNode, all: &[NumaNode], mode: HugepageMode) -> Row {
 
 fn hugepage_limit(limit: Option<&GroupLimit>, mode: HugepageMode, total_bytes: u64) -> Row {
     let name = "hugepage_limit";
-    let wanted = "no limit of the control group on hugepages, or memory.total";
+    let wanted = "no limit of the control group on hugepages, or one that leaves some";
     if mode == HugepageMode::Off {
         return Row::off(name, wanted, "memory.hugepages = \"off\"");
     }
     let Some(GroupLimit { bytes, file }) = limit else { return Row::new(name, wanted, "no limit") };
-    let row = Row::new(name, wanted, format!("{} MiB, in {}", mebibytes(*bytes), file.display()));
-    if *bytes >= total_bytes {
-        return row;
-    }
-    let fix = format!("echo {} > {}", no_limit(file), file.display());
+    let beyond = match mode {
+        _ if *bytes >= total_bytes => "",
+        HugepageMode::Require => "; regions beyond it are refused",
+        HugepageMode::Auto | HugepageMode::Off => "; regions beyond it are made of ordinary pages",
+    };
+    let row = Row::new(name, wanted, format!("{} MiB, in {}{beyond}", mebibytes(*bytes), file.display()));
+    let fix = limit.map_or(String::new(), GroupLimit::fix);
+    // One that leaves some counts as a pool does that has some: it is no fault until a region lacks a page.
     match mode {
-        HugepageMode::Require if *bytes < HUGEPAGE_BYTES => {
-            row.failed("memory.hugepages = \"require\": the daemon does not start", fix)
-        }
-        HugepageMode::Require => row.degraded("regions beyond it are refused", fix),
-        HugepageMode::Auto | HugepageMode::Off => {
-            row.degraded("regions beyond it are made of ordinary pages", fix)
-        }
+        _ if *bytes >= HUGEPAGE_BYTES => row,
+        HugepageMode::Require => row.failed("memory.hugepages = \"require\": the daemon does not start", fix),
+        HugepageMode::Auto | HugepageMode::Off => row.degraded("regions are made of ordinary pages", fix),
     }
-}
-
-/// How a file of either version says that there is no limit.
-fn no_limit(file: &Path) -> &'static str {
-    if file.extension().is_some_and(|extension| extension == "max") { "max" } else { "-1" }
 }
 
 fn budget(facts: &MemoryFacts, mode: HugepageMode, total_bytes: u64) -> Row {
@@ -239,12 +240,12 @@ mod tests {
     }
 
     fn row(name: &str, facts: &MemoryFacts, config: &Config) -> Row {
-        rows(facts, config, None).into_iter().find(|row| row.name == name).unwrap()
+        rows(facts, config, 2, None).into_iter().find(|row| row.name == name).unwrap()
     }
 
     #[test]
     fn a_machine_with_memory_is_fine_in_every_row() {
-        let rows = rows(&facts([8, 8], &[]), &config(HugepageMode::Auto, 32 << 20), None);
+        let rows = rows(&facts([8, 8], &[]), &config(HugepageMode::Auto, 32 << 20), 2, None);
         assert_eq!(rows.len(), 5);
         for row in rows {
             assert_eq!((row.state, &*row.effect, &*row.fix), (State::Ok, "", ""), "{row:?}");
@@ -257,7 +258,10 @@ mod tests {
             ([0, 0], HugepageMode::Auto, State::Degraded),
             ([0, 0], HugepageMode::Require, State::Failed),
             ([0, 0], HugepageMode::Off, State::Off),
-            ([1, 0], HugepageMode::Require, State::Ok),
+            ([1, 0], HugepageMode::Auto, State::Ok),
+            // The receive buffers of each shard take one.
+            ([1, 0], HugepageMode::Require, State::Failed),
+            ([1, 1], HugepageMode::Require, State::Ok),
         ] {
             let row = row("memory", &facts(pages, &[]), &config(mode, 32 << 20));
             assert_eq!(row.state, expected, "{pages:?} {mode:?}");
@@ -269,7 +273,7 @@ mod tests {
     #[test]
     fn a_daemon_that_runs_knows_what_its_regions_are_made_of() {
         let said = Subsystem::ok("memory", "3 regions of hugepages, 0 of ordinary pages");
-        let row = &rows(&facts([0, 0], &[]), &config(HugepageMode::Auto, 32 << 20), Some(&said))[0];
+        let row = &rows(&facts([0, 0], &[]), &config(HugepageMode::Auto, 32 << 20), 2, Some(&said))[0];
         assert_eq!((row.state, &row.found), (State::Ok, &said.detail));
     }
 
@@ -289,8 +293,8 @@ mod tests {
         for (bytes, mode, expected) in [
             ("max", HugepageMode::Auto, State::Ok),
             ("33554432", HugepageMode::Auto, State::Ok),
-            ("4194304", HugepageMode::Auto, State::Degraded),
-            ("4194304", HugepageMode::Require, State::Degraded),
+            ("4194304", HugepageMode::Auto, State::Ok),
+            ("4194304", HugepageMode::Require, State::Ok),
             ("0", HugepageMode::Auto, State::Degraded),
             ("0", HugepageMode::Require, State::Failed),
             ("0", HugepageMode::Off, State::Off),
@@ -300,7 +304,16 @@ mod tests {
             if expected > State::Unknown {
                 assert_eq!(row.fix, format!("echo max > {path}"));
             }
+            assert_eq!(
+                row.found.contains("regions beyond it are"),
+                bytes == "4194304" || bytes == "0" && mode != HugepageMode::Off,
+                "{row:?}"
+            );
         }
+        let limited = facts([8, 8], &[(path, "0")]);
+        let row = row("memory", &limited, &config(HugepageMode::Auto, 32 << 20));
+        assert_eq!((row.state, row.fix), (State::Degraded, format!("echo max > {path}")));
+        assert!(row.found.contains(path), "{}", row.found);
     }
 
     #[test]

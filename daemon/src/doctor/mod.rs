@@ -187,6 +187,9 @@ impl Facts {
     }
 }
 
+/// Lines of `weir status` that no row stands for.
+const ONLY_SAID: [&str; 6] = ["node", "links", "zero copy", "shards", "privileges", "configuration"];
+
 /// Judges everything, in the order in which it is shown.
 #[must_use]
 pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
@@ -194,12 +197,28 @@ pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
     rows.extend(rings::rows(&facts.rings));
     let given_up = facts.said.as_ref().map_or(&[][..], |said| &said.capabilities_given_up);
     let probes = facts.line("probes").unwrap_or(&facts.probes);
-    rows.extend(process::rows(&facts.process, config, probes, given_up));
-    rows.extend(memory::rows(&facts.memory, config, facts.line("memory")));
+    let of_process = process::rows(&facts.process, config, probes, given_up).into_iter();
+    // Of the process that asks, which is the one that tried io_uring.
+    let has_filter = facts.process.seccomp.as_ref().is_ok_and(|mode| *mode > 0);
+    let refused = rings::refused_by_filter(&facts.rings).filter(|_| has_filter && facts.said.is_none());
+    rows.extend(of_process.map(|row| match refused {
+        Some(why) if row.name == "seccomp" => row.failed(why, process::FILTER_FIX),
+        _ => row,
+    }));
+    rows.extend(memory::rows(&facts.memory, config, facts.process.shards(config), facts.line("memory")));
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));
     rows.extend(places::rows(&facts.places, config));
+    rows.extend(said(facts));
     rows
+}
+
+/// What the daemon that runs calls DEGRADED and no row is about: what only shows at work, such as memory that may not be locked.
+fn said(facts: &Facts) -> Vec<Row> {
+    let lines = facts.said.iter().flat_map(|said| &said.subsystems);
+    let lines =
+        lines.filter(|line| line.state == Health::Degraded && ONLY_SAID.contains(&line.name.as_str()));
+    lines.map(|line| Row::said(line, "OK, as `weir status` has it", "see `weir status`")).collect()
 }
 
 /// The state of the whole: that of the worst row. What is off or not known is no fault.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 use rustix::net::SocketType;
 use socket2::{Domain, Socket, Type};
 
@@ -70,8 +71,8 @@ impl PlaceFacts {
             run_dir: unusable(path).map(|error| error.to_string()),
             run_dir_exists: path.is_dir(),
             sockets: sockets.into_iter().map(|(name, kind)| (name, socket(&path.join(name), kind))).collect(),
-            listen: address(config.listen),
-            metrics: config.metrics.listen.map(address),
+            listen: address(config.listen, daemon),
+            metrics: config.metrics.listen.map(|of| address(of, daemon)),
         }
     }
 }
@@ -80,33 +81,43 @@ impl PlaceFacts {
 fn unusable(path: &Path) -> Option<RunDirError> {
     let denied = |path: &Path| {
         let access = accessat(CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
-        let denied = |errno: rustix::io::Errno| RunDirError::NotWritable {
-            path: path.to_owned(),
-            source: errno.into(),
-        };
+        let denied = |errno: Errno| RunDirError::NotWritable { path: path.to_owned(), source: errno.into() };
         access.err().map(denied)
     };
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => {
             let lock: PathBuf = path.join(LOCK_FILE);
-            if lock.exists() {
-                let access = accessat(CWD, &lock, Access::WRITE_OK, AtFlags::EACCESS);
-                if let Err(errno) = access {
-                    return Some(RunDirError::NotWritable { path: lock, source: errno.into() });
-                }
+            let has_lock = std::fs::metadata(&lock).map(|found| found.len() > 0);
+            if has_lock.is_ok()
+                && let Err(errno) = accessat(CWD, &lock, Access::WRITE_OK, AtFlags::EACCESS)
+            {
+                return Some(RunDirError::NotWritable { path: lock, source: errno.into() });
             }
-            denied(path)
+            // What an earlier daemon has left has the room that it needs.
+            denied(path).or_else(|| if matches!(has_lock, Ok(true)) { None } else { full(path) })
         }
         Ok(_) => Some(RunDirError::Foreign {
             path: path.to_owned(),
             found: "is no directory, which is needed there",
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => match path.parent() {
-            Some(parent) if parent.is_dir() => denied(parent),
+            Some(parent) if parent.is_dir() => denied(parent).or_else(|| full(parent)),
             _ => Some(RunDirError::NoParent { path: path.to_owned() }),
         },
         Err(source) => Some(RunDirError::NotWritable { path: path.to_owned(), source }),
     }
+}
+
+/// Whether the file system of a directory has no room for a daemon's files: not one block, or not one file more.
+fn full(path: &Path) -> Option<RunDirError> {
+    let found = rustix::fs::statvfs(path).ok()?;
+    // What is kept for root is root's.
+    let is_root = rustix::process::geteuid().is_root();
+    let free = |total: u64, all: u64, others: u64| total == 0 || (if is_root { all } else { others }) > 0;
+    // A file system without a number of either has no bound on it.
+    let is_full = !free(found.f_blocks, found.f_bfree, found.f_bavail)
+        || !free(found.f_files, found.f_ffree, found.f_favail);
+    is_full.then(|| RunDirError::NotWritable { path: path.to_owned(), source: Errno::NOSPC.into() })
 }
 
 fn socket(path: &Path, kind: SocketType) -> SocketFacts {
@@ -118,8 +129,9 @@ fn socket(path: &Path, kind: SocketType) -> SocketFacts {
     }
 }
 
-/// Binds, and lets go at once. Nothing is listened on, so that nobody can connect.
-fn address(address: SocketAddr) -> AddressFacts {
+/// Binds, and lets go at once. Nothing is listened on, so that nobody can connect. Who holds it is the daemon if that is one of
+/// those who do: where it runs under a service manager, that has the socket too.
+fn address(address: SocketAddr, daemon: Option<u32>) -> AddressFacts {
     let bind = || -> io::Result<()> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         // As the daemon: connections of an earlier one that fade are not in the way.
@@ -129,7 +141,7 @@ fn address(address: SocketAddr) -> AddressFacts {
     match bind() {
         Ok(()) => AddressFacts::Free,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let owner = owner_of_port(address.port());
+            let owner = owner_of_port(address.port(), daemon);
             let text = ListenError::InUse { address, owner: owner.clone() }.to_string();
             AddressFacts::Taken { owner, text }
         }
@@ -214,7 +226,9 @@ fn address_row(name: &str, key: &str, address: SocketAddr, found: &AddressFacts,
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixListener;
+    use std::process::{Command, Stdio};
 
     use super::super::State;
     use super::*;
@@ -325,15 +339,24 @@ mod tests {
     fn an_address_is_free_taken_or_not_of_this_machine() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        match address(at) {
+        match address(at, None) {
             AddressFacts::Taken { owner: Some(owner), text } => {
                 assert!(owner.starts_with(&format!("process {} ", std::process::id())), "{owner}");
                 assert!(text.contains(&at.to_string()), "{text}");
             }
             other => panic!("{other:?}"),
         }
+        // Another process has the same socket, as a service manager has those of its daemons.
+        let socket = OwnedFd::from(listener.try_clone().unwrap());
+        let mut other = Command::new("sleep").arg("600").stdin(Stdio::from(socket)).spawn().unwrap();
+        let owner = |expected| owner_of_port(at.port(), Some(expected)).unwrap();
+        for pid in [other.id(), std::process::id()] {
+            assert!(owner(pid).starts_with(&format!("process {pid} ")), "{}", owner(pid));
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
         drop(listener);
-        assert_eq!(address(at), AddressFacts::Free);
-        assert!(matches!(address("192.0.2.1:7070".parse().unwrap()), AddressFacts::Refused(_)));
+        assert_eq!(address(at, None), AddressFacts::Free);
+        assert!(matches!(address("192.0.2.1:7070".parse().unwrap(), None), AddressFacts::Refused(_)));
     }
 }

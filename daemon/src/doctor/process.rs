@@ -2,16 +2,11 @@
 
 use super::root::{Root, Unread};
 use super::{Row, State};
+use crate::attach::descriptors;
 use crate::config::{Config, ProbesMode, SHARDS_MAX};
 use crate::control::snapshot::Subsystem;
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::SAMPLES;
-
-/// Descriptors of one client: its socket, its process, its bitmap and two doorbells.
-pub const DESCRIPTORS_PER_CLIENT: u64 = 5;
-
-/// Descriptors that are kept from clients, for links and the control socket.
-const DESCRIPTORS_KEPT: u64 = 64;
 
 /// Sockets that one shard's ring has a place for: the kernel wants more descriptors than that to be allowed.
 const RING_SOCKETS: u64 = 256;
@@ -159,7 +154,7 @@ pub fn rows(facts: &ProcessFacts, config: &Config, probes: &Subsystem, given_up:
     rows.push(seccomp(facts, probes));
     rows.push(probes_row(probes, config.observe.probes));
     rows.push(memlock(facts, facts.shards(config), given_up));
-    rows.push(descriptors(facts, config));
+    rows.push(open_files(facts, config));
     rows.push(file_bytes(facts));
     rows.push(cpus(facts, facts.shards(config)));
     rows
@@ -191,6 +186,10 @@ fn capabilities(facts: &ProcessFacts, mode: ProbesMode, given_up: &[String]) -> 
     rows.collect()
 }
 
+/// What helps where a filter refuses io_uring.
+pub(super) const FILTER_FIX: &str = "SystemCallFilter=@system-service in the unit, or a container profile that allows io_uring_setup, io_uring_enter and \
+     io_uring_register";
+
 fn seccomp(facts: &ProcessFacts, probes: &Subsystem) -> Row {
     let wanted = "no system call filter, or one that lets io_uring and bpf() pass";
     let refused = Cause::CallRefused { errno: String::new() };
@@ -204,7 +203,7 @@ fn seccomp(facts: &ProcessFacts, probes: &Subsystem) -> Row {
             "the daemon does not start",
             "start weir without it: strict mode is for programs that only compute",
         ),
-        Ok(_) => Row::new("seccomp", wanted, "a filter, which refuses neither"),
+        Ok(_) => Row::new("seccomp", wanted, "a filter"),
     }
 }
 
@@ -251,9 +250,9 @@ fn memlock(facts: &ProcessFacts, shards: u32, given_up: &[String]) -> Row {
     )
 }
 
-fn descriptors(facts: &ProcessFacts, config: &Config) -> Row {
-    let clients = u64::from(config.limits.attachments_max);
-    let needed = clients * DESCRIPTORS_PER_CLIENT + DESCRIPTORS_KEPT;
+fn open_files(facts: &ProcessFacts, config: &Config) -> Row {
+    let clients = config.limits.attachments_max;
+    let needed = descriptors::needed(clients);
     let wanted = format!("{needed} for {clients} clients and their links (limits.attachments_max)");
     // The daemon raises its soft limit to the hard one when it starts.
     let limit = match &facts.descriptors {
@@ -262,20 +261,15 @@ fn descriptors(facts: &ProcessFacts, config: &Config) -> Row {
     };
     let row =
         Row::new("RLIMIT_NOFILE", wanted, limit.map_or("unlimited".to_owned(), |limit| limit.to_string()));
-    let fix = "LimitNOFILE=65536 in the unit, or ulimit -Hn 65536 as root; or limits.attachments_max";
-    match limit {
-        Some(limit) if limit <= RING_SOCKETS => row.failed(
-            format!("a ring has places for {RING_SOCKETS} sockets, and the kernel refuses it: the daemon does not start"),
-            fix,
-        ),
-        Some(limit) if limit < needed => row.degraded(
-            format!(
-                "about {} clients can attach; the next are refused",
-                limit.saturating_sub(DESCRIPTORS_KEPT) / DESCRIPTORS_PER_CLIENT
-            ),
-            fix,
-        ),
-        _ => row,
+    if limit.is_some_and(|limit| limit <= RING_SOCKETS) {
+        let effect = format!(
+            "a ring has places for {RING_SOCKETS} sockets, and the kernel refuses it: the daemon does not start"
+        );
+        return row.failed(effect, descriptors::TOO_FEW_FIX);
+    }
+    match descriptors::too_few(limit, clients) {
+        Some(effect) => row.degraded(effect, descriptors::TOO_FEW_FIX),
+        None => row,
     }
 }
 

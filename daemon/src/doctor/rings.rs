@@ -40,6 +40,15 @@ const fn wanted(level: Level) -> &'static str {
     }
 }
 
+/// What a system call filter does to a daemon that must have io_uring, if one refuses it.
+#[must_use]
+pub fn refused_by_filter(facts: &RingFacts) -> Option<&'static str> {
+    let mut tried = facts.tried.iter();
+    let lowest = tried.find_map(|(level, outcome)| (*level == Level::OneShot).then_some(outcome))?;
+    let is_refused = lowest.as_ref().is_err_and(|lost| lost.contains(probe::FILTERED));
+    is_refused.then_some("it refuses io_uring: the daemon does not start")
+}
+
 /// Judges.
 #[must_use]
 pub fn rows(facts: &RingFacts) -> Vec<Row> {
@@ -113,6 +122,18 @@ mod tests {
         assert_eq!(states(&none), [Failed, Degraded, Degraded]);
         let first = rows(&none).remove(0);
         assert_eq!((&*first.found, &*first.fix), ("io_uring_setup: EPERM", "sysctl x=0"));
+    }
+
+    #[test]
+    fn a_filter_that_refuses_io_uring_is_told_from_a_switch() {
+        let refused =
+            |lost: &'static str| refused_by_filter(&facts(Level::Full, [Err(lost), Err("x"), Err("y")]));
+        assert!(
+            refused("io_uring_setup: EPERM; a seccomp filter or security module forbids io_uring_setup; x")
+                .is_some()
+        );
+        assert_eq!(refused("io_uring_setup: EPERM; kernel.io_uring_disabled is 2; x"), None);
+        assert_eq!(refused_by_filter(&facts(Level::Full, [Ok(()), Ok(()), Ok(())])), None);
     }
 
     #[test]

@@ -138,6 +138,9 @@ pub(super) fn needed(errno: Errno, release: &str) -> String {
     }
 }
 
+/// By what an error says that a filter keeps io_uring from being used.
+pub const FILTERED: &str = "a seccomp filter or security module forbids io_uring_setup";
+
 /// What to do when there are no descriptors left.
 const MORE_DESCRIPTORS: &str = "raise the limit on open descriptors (LimitNOFILE=, ulimit -n)";
 
@@ -160,6 +163,7 @@ pub(super) fn setup_error_at(errno: Errno, root: &Path) -> RingError {
             "kernel.io_uring_disabled is 1; needed: 0, or the daemon in kernel.io_uring_group; run `sysctl kernel.io_uring_disabled=0`"
         }
         (libc::EPERM | libc::EACCES, _) => {
+            // As [`FILTERED`] has it.
             "a seccomp filter or security module forbids io_uring_setup; allow io_uring_setup, io_uring_enter and io_uring_register (SystemCallFilter= of the unit, seccomp profile of the container)"
         }
         (libc::EINVAL, _) => "needed: Linux 6.1 or later",

@@ -12,7 +12,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -109,7 +109,9 @@ pub fn check(address: SocketAddr, has_key: bool) -> Result<(), ListenError> {
 pub fn bind(address: SocketAddr, has_key: bool) -> Result<TcpListener, ListenError> {
     check(address, has_key)?;
     let os = |source: io::Error| match source.kind() {
-        io::ErrorKind::AddrInUse => ListenError::InUse { address, owner: owner_of_port(address.port()) },
+        io::ErrorKind::AddrInUse => {
+            ListenError::InUse { address, owner: owner_of_port(address.port(), None) }
+        }
         _ => ListenError::Os { address, source },
     };
     let socket = match address {
@@ -151,8 +153,10 @@ pub fn check_inherited(socket: &OwnedFd, address: SocketAddr) -> Result<(), Stri
     }
 }
 
-/// The process that listens on a TCP port of this network namespace, if /proc lets us see it.
-pub(crate) fn owner_of_port(port: u16) -> Option<String> {
+/// The process that listens on a TCP port of this network namespace, if /proc lets us see it. Of several that hold the socket
+/// it is `expected` if that is one of them, and the first process of the system only if nobody else is: a service manager
+/// keeps sockets of its services.
+pub(crate) fn owner_of_port(port: u16, expected: Option<u32>) -> Option<String> {
     let inode = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].iter().find_map(|table| {
         let table = std::fs::read_to_string(table).ok()?;
         table.lines().skip(1).find_map(|line| {
@@ -164,16 +168,16 @@ pub(crate) fn owner_of_port(port: u16) -> Option<String> {
         })
     })?;
     let wanted = format!("socket:[{inode}]");
-    for process in std::fs::read_dir("/proc").ok()?.flatten() {
-        if !process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
-            continue;
-        }
-        if holds(&process.path(), &wanted) {
-            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(format!("process {} ({})", process.file_name().to_string_lossy(), name.trim()));
-        }
-    }
-    None
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let all = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
+    let likely = all.filter(|pid| *pid != 1);
+    let pid = expected.into_iter().chain(likely).chain([1]).find(|pid| holds(&process(*pid), &wanted))?;
+    let name = std::fs::read_to_string(process(pid).join("comm")).unwrap_or_default();
+    Some(format!("process {pid} ({})", name.trim()))
+}
+
+fn process(pid: u32) -> PathBuf {
+    Path::new("/proc").join(pid.to_string())
 }
 
 /// Whether a process has a descriptor that leads to `wanted`.

@@ -9,17 +9,37 @@ use super::mebibytes;
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// The memory that a control group may use.
-const MEMORY: Controller = Controller { name: "memory", v1: "memory.limit_in_bytes", v2: "memory.max" };
+const MEMORY: Controller = Controller {
+    name: "memory",
+    v1: &[Files { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" }],
+    v2: &[Files { limit: "memory.max", usage: "memory.current" }],
+};
 
-/// The hugepages of 2 MiB that it may use.
-const HUGEPAGES: Controller =
-    Controller { name: "hugetlb", v1: "hugetlb.2MB.limit_in_bytes", v2: "hugetlb.2MB.max" };
+/// The hugepages of 2 MiB that it may use, and those that may be promised to it.
+const HUGEPAGES: Controller = Controller {
+    name: "hugetlb",
+    v1: &[
+        Files { limit: "hugetlb.2MB.limit_in_bytes", usage: "hugetlb.2MB.usage_in_bytes" },
+        Files { limit: "hugetlb.2MB.rsvd.limit_in_bytes", usage: "hugetlb.2MB.rsvd.usage_in_bytes" },
+    ],
+    v2: &[
+        Files { limit: "hugetlb.2MB.max", usage: "hugetlb.2MB.current" },
+        Files { limit: "hugetlb.2MB.rsvd.max", usage: "hugetlb.2MB.rsvd.current" },
+    ],
+};
 
-/// One controller, and the files that have its limit in the two versions of control groups.
+/// One controller, and its files in the two versions of control groups.
 struct Controller {
     name: &'static str,
-    v1: &'static str,
-    v2: &'static str,
+    v1: &'static [Files],
+    v2: &'static [Files],
+}
+
+/// A limit and what is used of it, each in bytes.
+#[derive(Clone, Copy)]
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
 }
 
 /// A limit, and where it stands.
@@ -29,6 +49,26 @@ pub struct GroupLimit {
     pub bytes: u64,
     /// The file that says so.
     pub file: PathBuf,
+}
+
+/// What a limit leaves.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupRoom {
+    /// What may still be used, in bytes.
+    pub bytes: u64,
+    /// The limit.
+    pub limit: GroupLimit,
+}
+
+impl GroupLimit {
+    /// The command that takes it away.
+    #[must_use]
+    pub fn fix(&self) -> String {
+        // How a file of either version says that there is none.
+        let none =
+            if self.file.extension().is_some_and(|extension| extension == "max") { "max" } else { "-1" };
+        format!("echo {none} > {}", self.file.display())
+    }
 }
 
 /// The least memory limit of this process' control group and those around it, in bytes. None: there is none, or the
@@ -43,13 +83,25 @@ pub fn memory_limit(root: &Path) -> Option<u64> {
 /// The same of another process, by its number.
 #[must_use]
 pub fn memory_limit_of(root: &Path, process: &str) -> Option<u64> {
-    least(root, process, &MEMORY).map(|limit| limit.bytes)
+    limits(root, process, &MEMORY).into_iter().map(|(limit, _)| limit.bytes).min()
 }
 
 /// The least limit on hugepages of 2 MiB, in the same way.
 #[must_use]
 pub fn hugepage_limit_of(root: &Path, process: &str) -> Option<GroupLimit> {
-    least(root, process, &HUGEPAGES)
+    let limits = limits(root, process, &HUGEPAGES).into_iter();
+    limits.map(|(limit, _)| limit).min()
+}
+
+/// The least that the limits on hugepages of 2 MiB leave to this process' control group, in the same way.
+#[must_use]
+pub fn hugepage_room_of(root: &Path, process: &str) -> Option<GroupRoom> {
+    let rooms = limits(root, process, &HUGEPAGES).into_iter().map(|(limit, usage)| {
+        let used = limit.file.with_file_name(usage);
+        let used = used.strip_prefix("/").ok().and_then(|file| number_in(&root.join(file)));
+        GroupRoom { bytes: limit.bytes.saturating_sub(used.unwrap_or(0)), limit }
+    });
+    rooms.min()
 }
 
 /// Why a bound on regions that is larger than the group's memory is a danger.
@@ -65,16 +117,18 @@ pub fn too_small(limit_bytes: u64) -> String {
 /// What helps.
 pub const TOO_SMALL_FIX: &str = "a smaller memory.total, or a larger MemoryMax=";
 
-fn least(root: &Path, process: &str, controller: &Controller) -> Option<GroupLimit> {
-    let groups = fs::read_to_string(root.join(format!("proc/{process}/cgroup"))).ok()?;
-    groups.lines().filter_map(|line| least_limit(root, line, controller)).min()
+/// The limits of a process' control group and of those around it, each with the name of the file beside it that has what is
+/// used.
+fn limits(root: &Path, process: &str, controller: &Controller) -> Vec<(GroupLimit, &'static str)> {
+    let groups = fs::read_to_string(root.join(format!("proc/{process}/cgroup"))).unwrap_or_default();
+    groups.lines().filter_map(|line| limits_of(root, line, controller)).flatten().collect()
 }
 
-/// The least limit of the group that a line of `/proc/PID/cgroup` names, `HIERARCHY:CONTROLLERS:PATH`.
-fn least_limit(root: &Path, line: &str, controller: &Controller) -> Option<GroupLimit> {
+/// Those of the group that a line of `/proc/PID/cgroup` names, `HIERARCHY:CONTROLLERS:PATH`.
+fn limits_of(root: &Path, line: &str, controller: &Controller) -> Option<Vec<(GroupLimit, &'static str)>> {
     let mut fields = line.splitn(3, ':');
     let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-    let (mounts, file) = if hierarchy == "0" {
+    let (mounts, files) = if hierarchy == "0" {
         (vec![PathBuf::from("sys/fs/cgroup"), PathBuf::from("sys/fs/cgroup/unified")], controller.v2)
     } else if controllers.split(',').any(|name| name == controller.name) {
         (vec![Path::new("sys/fs/cgroup").join(controller.name)], controller.v1)
@@ -83,19 +137,22 @@ fn least_limit(root: &Path, line: &str, controller: &Controller) -> Option<Group
     };
     // A path that is not below the mount belongs to another namespace; what can be seen of it still limits.
     let group = PathBuf::from(path.trim_start_matches('/'));
-    let files = mounts.iter().flat_map(|mount| {
-        group.ancestors().map(|group| Path::new("/").join(mount).join(group).join(file)).collect::<Vec<_>>()
+    let groups = mounts.iter().flat_map(|mount| {
+        group.ancestors().map(|group| Path::new("/").join(mount).join(group)).collect::<Vec<_>>()
     });
-    let limits = files.filter_map(|file| {
-        let shown = root.join(file.strip_prefix("/").ok()?);
-        limit_in(&shown).map(|bytes| GroupLimit { bytes, file })
+    let limits = groups.flat_map(|group| {
+        files.iter().filter_map(move |Files { limit, usage }| {
+            let file = group.join(limit);
+            let bytes = number_in(&root.join(file.strip_prefix("/").ok()?))?;
+            (bytes < UNLIMITED_BYTES).then_some((GroupLimit { bytes, file }, *usage))
+        })
     });
-    limits.min()
+    Some(limits.collect())
 }
 
-fn limit_in(file: &Path) -> Option<u64> {
-    let bytes: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-    (bytes < UNLIMITED_BYTES).then_some(bytes)
+/// None where a file has no number, such as `max`.
+fn number_in(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -146,6 +203,24 @@ mod tests {
         assert_eq!(found(&[groups]), None);
         assert_eq!(found(&[groups, second]), Some((4 << 20, format!("/{}", second.0))));
         assert_eq!(found(&[groups, second, first]), Some((0, format!("/{}", first.0))));
+    }
+
+    #[test]
+    fn what_a_limit_leaves_is_what_nobody_uses_of_it() {
+        let groups = ("proc/7/cgroup", "0::/a/b\n");
+        let outer = [
+            ("sys/fs/cgroup/a/hugetlb.2MB.max", "8388608"),
+            ("sys/fs/cgroup/a/hugetlb.2MB.current", "6291456"),
+        ];
+        let inner = ("sys/fs/cgroup/a/b/hugetlb.2MB.max", "4194304");
+        let left = |files: &[(&str, &str)]| {
+            hugepage_room_of(system(files).path(), "7")
+                .map(|room| (room.bytes, room.limit.bytes, room.limit.fix()))
+        };
+        assert_eq!(left(&[groups]), None);
+        let fix = |group: &str| format!("echo max > /sys/fs/cgroup/{group}/hugetlb.2MB.max");
+        assert_eq!(left(&[groups, inner]), Some((4 << 20, 4 << 20, fix("a/b"))));
+        assert_eq!(left(&[groups, outer[0], outer[1], inner]), Some((2 << 20, 8 << 20, fix("a"))));
     }
 
     #[test]

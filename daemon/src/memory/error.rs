@@ -20,8 +20,8 @@ pub enum RegionError {
     NoHugepages {
         /// Pages of 2 MiB that the region needs.
         wanted: u64,
-        /// Pages of 2 MiB that are neither used nor promised.
-        free: u64,
+        /// How many can be had, and the limit that leaves no more, if there is one.
+        found: String,
         /// The command that provides them.
         fix: String,
     },
@@ -48,10 +48,9 @@ impl fmt::Display for RegionError {
                 write!(f, "segment size is {found} bytes; needed: {SEGMENT_SIZE_NEEDED}")
             }
             Self::NoSegments => f.write_str("region of 0 segments; needed: at least 1"),
-            Self::NoHugepages { wanted, free, fix } => write!(
-                f,
-                "{free} hugepages of 2 MiB are free; needed: {wanted}; run `{fix}` or set memory.hugepages = \"auto\""
-            ),
+            Self::NoHugepages { wanted, found, fix } => {
+                write!(f, "{found}; needed: {wanted}; run `{fix}` or set memory.hugepages = \"auto\"")
+            }
             Self::NoMemory { wanted_bytes, available_bytes } => write!(
                 f,
                 "{available_bytes} bytes of memory are left for a region; needed: {wanted_bytes}; lower memory.total or the number of segments"

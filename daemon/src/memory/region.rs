@@ -203,6 +203,9 @@ impl ReceiveRegion {
     }
 }
 
+/// Where hugepages are refused that are free.
+const HIDDEN_LIMIT_FIX: &str = "cat /sys/fs/cgroup/*/hugetlb.2MB.max (a limit of the container)";
+
 /// What the client may do with a region.
 struct Access {
     /// Name of the file, as `/proc/PID/maps` shows it.
@@ -304,20 +307,28 @@ impl Mapping {
     }
 }
 
+/// Why `wanted` hugepages cannot be had, with this pool.
+fn no_hugepages(pool: &Hugepages, wanted: u64) -> RegionError {
+    if pool.available() < wanted {
+        return RegionError::NoHugepages { wanted, found: pool.found(), fix: pool.fix(wanted) };
+    }
+    // They were had by somebody else for a moment, or there is a limit that is not seen from in here.
+    let found = format!("{}, and the kernel gives fewer", pool.found());
+    RegionError::NoHugepages { wanted, found, fix: HIDDEN_LIMIT_FIX.to_owned() }
+}
+
 /// An unsealed file of hugepages, all of them allocated.
 pub(super) fn hugepage_file(name: &str, bytes: u64, root: &Path) -> Result<OwnedFd, RegionError> {
     let wanted = bytes / Backing::Hugepages.page_bytes();
     let pool = system::hugepages(root).unwrap_or_default();
-    let missing =
-        |pool: Hugepages| RegionError::NoHugepages { wanted, free: pool.available(), fix: pool.fix(wanted) };
     // Asking first spares everybody else the moment in which a region that cannot be had takes all that is free.
     if pool.available() < wanted {
-        return Err(missing(pool));
+        return Err(no_hugepages(&pool, wanted));
     }
     let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
     let lost = |errno: Errno, call: &'static str| match errno {
         Errno::NOSPC | Errno::NOMEM | Errno::INVAL | Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP => {
-            missing(system::hugepages(root).unwrap_or_default())
+            no_hugepages(&system::hugepages(root).unwrap_or_default(), wanted)
         }
         errno => RegionError::Os { call, errno },
     };

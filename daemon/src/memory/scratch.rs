@@ -51,11 +51,7 @@ impl Scratch {
             if mode == HugepageMode::Require {
                 let found = system::hugepages(root).unwrap_or_default();
                 let wanted = (bytes as u64).div_ceil(HUGEPAGE_BYTES);
-                let text = format!(
-                    "{} hugepages of 2 MiB are free; needed: {wanted}; run `{}`",
-                    found.available(),
-                    found.fix(wanted)
-                );
+                let text = format!("{}; needed: {wanted}; run `{}`", found.found(), found.fix(wanted));
                 return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
             }
         }

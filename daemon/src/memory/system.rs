@@ -5,7 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::HUGEPAGE_BYTES;
+use super::cgroup::{self, GroupRoom};
+use super::{HUGEPAGE_BYTES, mebibytes};
 
 /// Root of the file system.
 pub const ROOT: &str = "/";
@@ -13,8 +14,8 @@ pub const ROOT: &str = "/";
 /// Pages that a command to make room for some asks for.
 const PAGES_SUGGESTED: u64 = 64;
 
-/// State of the pool of 2 MiB hugepages, in pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// State of the pool of 2 MiB hugepages, in pages, and what of it a process may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hugepages {
     /// Pages in the pool.
     pub total: u64,
@@ -24,36 +25,73 @@ pub struct Hugepages {
     pub reserved: u64,
     /// Pages that the kernel may still add by itself, by `nr_overcommit_hugepages`.
     pub growth: u64,
+    /// What the process' control group may still have, if it is limited.
+    pub group: Option<GroupRoom>,
 }
 
 impl Hugepages {
     /// Pages that a new region can have.
     #[must_use]
-    pub const fn available(&self) -> u64 {
+    pub fn available(&self) -> u64 {
+        self.pages_of_group().map_or(self.in_pool(), |pages| pages.min(self.in_pool()))
+    }
+
+    /// Pages that anybody can have.
+    const fn in_pool(&self) -> u64 {
         self.free.saturating_sub(self.reserved).saturating_add(self.growth)
     }
 
-    /// How many a new region can have, in words, and what makes room for some.
+    fn pages_of_group(&self) -> Option<u64> {
+        self.group.as_ref().map(|room| room.bytes / HUGEPAGE_BYTES)
+    }
+
+    /// How many a new region can have, in words; with the limit, where one leaves fewer than there are.
+    #[must_use]
+    pub fn found(&self) -> String {
+        let found = |pages: u64| format!("{pages} hugepages of 2 MiB are free");
+        match (&self.group, self.pages_of_group()) {
+            (Some(GroupRoom { limit, .. }), Some(pages)) if pages < self.in_pool() => format!(
+                "{} for the daemon, whose control group may have {} MiB of them, in {}",
+                found(pages),
+                mebibytes(limit.bytes),
+                limit.file.display()
+            ),
+            _ => found(self.in_pool()),
+        }
+    }
+
+    /// The same, and what makes room for some.
     #[must_use]
     pub fn shortage(&self) -> (String, String) {
-        let available = self.available();
-        (
-            format!("{available} hugepages of 2 MiB are free"),
-            self.fix(available.saturating_add(PAGES_SUGGESTED)),
-        )
+        let is_limited = self.pages_of_group().is_some_and(|pages| pages < self.in_pool());
+        // What is there is enough to begin with, once the limit is gone.
+        let wanted = if is_limited { self.in_pool() } else { self.in_pool().saturating_add(PAGES_SUGGESTED) };
+        (self.found(), self.fix(wanted))
     }
 
     /// The command that makes room for `wanted` pages.
     #[must_use]
     pub fn fix(&self, wanted: u64) -> String {
-        let missing = wanted.saturating_sub(self.available());
-        format!("sysctl vm.nr_hugepages={}", self.total.saturating_add(missing))
+        let missing = wanted.saturating_sub(self.in_pool());
+        let grow = || format!("sysctl vm.nr_hugepages={}", self.total.saturating_add(missing));
+        match (&self.group, self.pages_of_group()) {
+            (Some(room), Some(pages)) if pages < wanted && missing == 0 => room.limit.fix(),
+            (Some(room), Some(pages)) if pages < wanted => format!("{} && {}", room.limit.fix(), grow()),
+            _ => grow(),
+        }
     }
 }
 
-/// The pool of 2 MiB hugepages. None where the kernel has no such pool or does not show it.
+/// The pool of 2 MiB hugepages, with what this process' control group may have of it. None where the kernel has no such pool
+/// or does not show it.
 #[must_use]
 pub fn hugepages(root: &Path) -> Option<Hugepages> {
+    hugepages_of(root, "self")
+}
+
+/// The same with the control group of another process, by its number.
+#[must_use]
+pub fn hugepages_of(root: &Path, process: &str) -> Option<Hugepages> {
     let pool = root.join("sys/kernel/mm/hugepages/hugepages-2048kB");
     let read = |file: &str| fs::read_to_string(pool.join(file)).ok()?.trim().parse::<u64>().ok();
     let overcommit = read("nr_overcommit_hugepages").unwrap_or(0);
@@ -63,6 +101,7 @@ pub fn hugepages(root: &Path) -> Option<Hugepages> {
         free: read("free_hugepages")?,
         reserved: read("resv_hugepages")?,
         growth: overcommit.saturating_sub(surplus),
+        group: cgroup::hugepage_room_of(root, process),
     })
 }
 

@@ -190,7 +190,10 @@ fn too_few_hugepages_are_an_error_only_when_they_are_required() {
     let create = |mode| SendRegion::create_at(129, SEGMENT, mode, root.path());
     let error = create(HugepageMode::Require).expect_err("3 pages of 2 free ones");
     let fix = String::from("sysctl vm.nr_hugepages=11");
-    assert_eq!(error, RegionError::NoHugepages { wanted: 3, free: 2, fix });
+    assert_eq!(
+        error,
+        RegionError::NoHugepages { wanted: 3, found: "2 hugepages of 2 MiB are free".to_owned(), fix }
+    );
     assert_eq!(
         error.to_string(),
         "2 hugepages of 2 MiB are free; needed: 3; run `sysctl vm.nr_hugepages=11` or set memory.hugepages = \"auto\""
@@ -266,13 +269,40 @@ fn the_pool_is_read_as_the_kernel_shows_it() {
         &[("nr_hugepages", "40\n"), ("free_hugepages", "30\n"), ("resv_hugepages", "8\n")],
     );
     let pool = hugepages(root.path()).expect("a pool");
-    assert_eq!(pool, Hugepages { total: 40, free: 30, reserved: 8, growth: 0 });
+    assert_eq!(pool, Hugepages { total: 40, free: 30, reserved: 8, growth: 0, group: None });
     assert_eq!(pool.available(), 22);
     assert_eq!(pool.fix(32), "sysctl vm.nr_hugepages=50");
     write_pool(root.path(), &[("nr_overcommit_hugepages", "5\n"), ("surplus_hugepages", "2\n")]);
     assert_eq!(hugepages(root.path()).expect("a pool").available(), 25);
     write_pool(root.path(), &[("free_hugepages", "many\n")]);
     assert_eq!(hugepages(root.path()), None);
+}
+
+#[test]
+fn what_the_control_group_may_have_is_all_that_is_free() {
+    let root = system_with(10, "1000000");
+    let write = |file: &str, text: &str| {
+        let file = root.path().join(file);
+        fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
+        fs::write(file, text).expect("a file");
+    };
+    write("proc/self/cgroup", "0::/weir\n");
+    let limit = "/sys/fs/cgroup/weir/hugetlb.2MB.max";
+    for (bytes, available) in [("0", 0), ("4194304", 2), ("41943040", 10), ("max", 10)] {
+        write(limit.trim_start_matches('/'), bytes);
+        let pool = hugepages(root.path()).expect("a pool");
+        assert_eq!(pool.available(), available, "{bytes}");
+        assert_eq!(pool.found().contains(limit), available < 10, "{bytes}: {}", pool.found());
+        let lifted = if available < 10 { format!("echo max > {limit}") } else { String::new() };
+        assert!(pool.fix(10).starts_with(&lifted) && !pool.fix(10).contains("=10 &&"), "{}", pool.fix(10));
+        assert!(pool.fix(11).ends_with("sysctl vm.nr_hugepages=11"), "{}", pool.fix(11));
+    }
+    write(limit.trim_start_matches('/'), "2097152");
+    let error =
+        SendRegion::create_at(129, SEGMENT, HugepageMode::Require, root.path()).expect_err("2 too few");
+    let text = error.to_string();
+    assert!(text.contains("may have 2 MiB of them, in /sys/fs/cgroup/weir/"), "{text}");
+    assert!(text.contains("`echo max > /sys/fs/cgroup/weir/hugetlb.2MB.max`"), "{text}");
 }
 
 #[test]

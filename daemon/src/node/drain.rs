@@ -12,6 +12,7 @@ use weir_flow::failure::{Failure, FailureCode};
 
 use super::Node;
 use super::report::{NodeFacts, NodeReport, RegionReport, ask_shards};
+use crate::attach::descriptors;
 use crate::control::snapshot::MemoryReport;
 use crate::shard::mailbox::ToShard;
 
@@ -102,6 +103,7 @@ impl Node {
             peers: self.peers.reports(self.started.elapsed(), |peer| self.links.count(peer)),
             attachments: self.attachments.attached().count(),
             attachments_max: self.options.attachments_max,
+            descriptors: descriptors::limit(),
             shards: self.identity.shards,
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),

@@ -10,6 +10,7 @@ use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
 use super::zero_copy;
+use crate::attach::descriptors;
 use crate::control::configuration::ConfigurationReport;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
@@ -69,6 +70,8 @@ pub(super) struct NodeFacts {
     pub(super) found: Option<Subsystem>,
     pub(super) attachments: usize,
     pub(super) attachments_max: u32,
+    /// File descriptors that the daemon may have; none if there is no limit.
+    pub(super) descriptors: Option<u64>,
     pub(super) shards: u16,
     pub(super) is_draining: bool,
     /// Sockets of the node that were removed.
@@ -130,10 +133,7 @@ impl NodeReport {
         subsystems.push(zero_copy::line(&self.shards));
         subsystems.push(self.shards_line());
         subsystems.push(facts.probes.clone());
-        subsystems.push(Subsystem::ok(
-            "attach",
-            format!("{} of {} attachments", facts.attachments, facts.attachments_max),
-        ));
+        subsystems.push(attach_line(facts));
         subsystems.push(facts.privileges.line());
         subsystems.push(facts.configuration.line());
         StatusReport {
@@ -321,6 +321,19 @@ fn links_line(links: &[LinkRow], missing: &[u16]) -> Subsystem {
     }
 }
 
+/// Clients that the configuration allows and the limit on descriptors does not.
+fn attach_line(facts: &NodeFacts) -> Subsystem {
+    let detail = format!("{} of {} attachments", facts.attachments, facts.attachments_max);
+    let limit = facts.descriptors;
+    match (limit, descriptors::too_few(limit, facts.attachments_max)) {
+        (Some(limit), Some(effect)) => {
+            let reason = format!("RLIMIT_NOFILE is {limit}: {effect}");
+            Subsystem::degraded("attach", detail, reason, descriptors::TOO_FEW_FIX)
+        }
+        _ => Subsystem::ok("attach", detail),
+    }
+}
+
 fn memory_line(regions: RegionReport) -> Subsystem {
     let RegionReport { mode, hugepages, ordinary } = regions;
     let detail = format!("{hugepages} regions of hugepages, {ordinary} of ordinary pages");
@@ -462,6 +475,7 @@ mod tests {
             found: None,
             attachments: 0,
             attachments_max: 1,
+            descriptors: Some(68),
             shards: 2,
             is_draining: true,
             vanished: Vec::new(),

@@ -16,11 +16,26 @@ const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
 /// # Errors
 /// What keeps it from being made.
 pub(crate) fn build(weir: &Path, version: &str, out: &Path, effort: Effort) -> Result<PathBuf, String> {
+    build_changed(weir, version, out, effort, |_| Ok(()))
+}
+
+/// The same, with a change to the tree of its files before they are packed.
+///
+/// # Errors
+/// As of [`build`], and of the change.
+pub(crate) fn build_changed(
+    weir: &Path,
+    version: &str,
+    out: &Path,
+    effort: Effort,
+    change: impl FnOnce(&Path) -> Outcome,
+) -> Result<PathBuf, String> {
     let architecture = architecture()?;
     let version = &debian(version);
     let name = format!("weir_{version}_{architecture}");
     let root = out.join(format!(".{name}"));
     tree::stage(weir, &root)?;
+    change(&root)?;
     let moment = moment()?;
     changelog(&root, version, moment)?;
     control(&root, version, architecture)?;

@@ -7,8 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::checks::Checks;
+use super::machine::Card;
 use super::setup::{self, QEMU, Series, directory, said};
-use super::{groups, rootfs};
+use super::{groups, joined, rootfs};
 use crate::dist::{self, Effort};
 use crate::process::Outcome;
 
@@ -27,6 +28,10 @@ const NODE_MIB: u32 = 640;
 /// Size of the disk, in MiB. Only what is written of it takes space.
 const DISK_MIB: u32 = 1024;
 
+/// Words for the kernel.
+const WORDS: &str =
+    "root=/dev/nvme0n1 rw console=ttyS0 quiet panic=-1 mitigations=off systemd.show_status=no";
+
 /// Longest time of one machine from its start to its end.
 const TIMEOUT: Duration = Duration::from_secs(420);
 
@@ -38,36 +43,56 @@ pub(super) fn run(series: &[Series], weir: &Path) -> Outcome {
     let runs = directory().join("runs");
     fs::create_dir_all(&runs).map_err(|error| format!("{}: {error}", runs.display()))?;
     let image = runs.join("installed.img");
-    disk(weir, &runs.join("installed"), &image)?;
+    disk(weir, series, &runs.join("installed"), &image)?;
     let mut checks = Checks::new("qemu");
     for one in series {
         println!("qemu: starting Debian's kernel {}, at most {} s", one.name(), TIMEOUT.as_secs());
         let report = runs.join(format!("installed-{}.txt", one.name()));
         let console = runs.join(format!("installed-{}.log", one.name()));
         let began = Instant::now();
-        let text = boot(*one, &image, &report, &console)?;
-        for line in text.lines() {
-            let fields: Vec<&str> = line.splitn(3, '|').collect();
-            let [word, what, found] = fields.as_slice() else { continue };
-            checks.check(&format!("{}: {what}", one.name()), || match *word {
-                "ok" => Ok(found.trim().to_owned()),
-                _ => Err(found.trim().to_owned()),
-            });
-        }
-        checks.check(&format!("{}: the machine started, was looked at and stopped", one.name()), || {
-            let seconds = began.elapsed().as_secs();
-            if text.lines().any(|line| line.trim() == "end") {
-                return Ok(format!("{seconds} s"));
-            }
-            Err(format!("it said no more after {seconds} s; its console is in {}", console.display()))
-        });
+        let text = boot(*one, &image, &report, &console, &Guest::default())?;
+        judge(&mut checks, one.name(), &text, began, &console);
+        println!(
+            "qemu: starting two machines with Debian's kernel {}, at most {} s",
+            one.name(),
+            TIMEOUT.as_secs()
+        );
+        joined::run(&mut checks, *one, &image)?;
     }
     let _ = fs::remove_file(&image);
     checks.finish()
 }
 
+/// What else a machine has: a network card, and words for its kernel and what runs there.
+#[derive(Default)]
+pub(super) struct Guest {
+    pub(super) card: Option<Card>,
+    pub(super) words: String,
+}
+
+/// Each line of what a machine told as a check, and that it came to its end.
+pub(super) fn judge(checks: &mut Checks, name: &str, text: &str, began: Instant, console: &Path) {
+    for line in text.lines() {
+        let fields: Vec<&str> = line.splitn(3, '|').collect();
+        let [word, what, found] = fields.as_slice() else { continue };
+        let (what, found) = (format!("{name}: {what}"), found.trim());
+        if *word == "left" {
+            checks.leave_out(&what, found);
+            continue;
+        }
+        checks.check(&what, || if *word == "ok" { Ok(found.to_owned()) } else { Err(found.to_owned()) });
+    }
+    checks.check(&format!("{name}: the machine started, was looked at and stopped"), || {
+        let seconds = began.elapsed().as_secs();
+        if text.lines().any(|line| line.trim() == "end") {
+            return Ok(format!("{seconds} s"));
+        }
+        Err(format!("it said no more after {seconds} s; its console is in {}", console.display()))
+    });
+}
+
 /// A disk with the package on it and the script that looks at it, made in this directory.
-fn disk(weir: &Path, root: &Path, image: &Path) -> Outcome {
+fn disk(weir: &Path, series: &[Series], root: &Path, image: &Path) -> Outcome {
     let rootfs = rootfs::ensure()?;
     let _ = fs::remove_dir_all(root);
     said(Command::new("cp").arg("--archive").args([&rootfs, root]))?;
@@ -82,11 +107,15 @@ fn disk(weir: &Path, root: &Path, image: &Path) -> Outcome {
     write("etc/hostname", "guest\n")?;
     write("etc/default/weir-hugepages", &format!("PAGES_PER_NODE={PAGES}\n"))?;
     write("root/check.sh", SCRIPT)?;
+    write("root/joined.sh", joined::SCRIPT)?;
+    joined::prepare(root, series)?;
     write(
         "etc/systemd/system/check.service",
         &format!(
-            "[Unit]\nAfter=weir.service\n[Service]\nType=oneshot\nEnvironment=PAGES={PAGES} NODES={NODES}\n\
-             StandardOutput=file:/dev/ttyS1\nExecStart=/bin/sh /root/check.sh\n"
+            "[Unit]\nAfter=weir.service\n[Service]\nType=oneshot\nEnvironment=PAGES={PAGES} NODES={NODES} {}\n\
+             StandardOutput=file:/dev/ttyS1\nExecStart=/bin/sh -c 'grep -q weir.role= /proc/cmdline && \
+             exec sh /root/joined.sh; exec sh /root/check.sh'\n",
+            joined::VARIABLES
         ),
     )?;
     let wanted = root.join("etc/systemd/system/multi-user.target.wants/check.service");
@@ -120,11 +149,17 @@ fn install(root: &Path, package: &Path) -> Outcome {
 }
 
 /// Starts a kernel from the disk, which stays as it is, and returns what the guest told before it stopped or was stopped.
-fn boot(series: Series, image: &Path, report: &Path, console: &Path) -> Result<String, String> {
+pub(super) fn boot(
+    series: Series,
+    image: &Path,
+    report: &Path,
+    console: &Path,
+    guest: &Guest,
+) -> Result<String, String> {
     for file in [report, console] {
         fs::write(file, "").map_err(|error| format!("{}: {error}", file.display()))?;
     }
-    let child = command(&series.kernel(), image, report, console).spawn();
+    let child = command(&series.kernel(), image, report, console, guest).spawn();
     let mut machine = Running(child.map_err(|error| format!("cannot start `{QEMU}`: {error}"))?);
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
@@ -139,8 +174,8 @@ fn boot(series: Series, image: &Path, report: &Path, console: &Path) -> Result<S
 }
 
 /// The emulator, with two nodes of memory.
-fn command(kernel: &Path, image: &Path, report: &Path, console: &Path) -> Command {
-    let mut command = Command::new(QEMU);
+fn command(kernel: &Path, image: &Path, report: &Path, console: &Path, guest: &Guest) -> Command {
+    let mut command = guest.card.as_ref().map_or_else(|| Command::new(QEMU), Card::command);
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
         .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])
@@ -157,10 +192,8 @@ fn command(kernel: &Path, image: &Path, report: &Path, console: &Path) -> Comman
         .args(["-drive", &drive, "-device", "nvme,drive=disk,serial=root"])
         .arg("-kernel")
         .arg(kernel)
-        .args([
-            "-append",
-            "root=/dev/nvme0n1 rw console=ttyS0 quiet panic=-1 mitigations=off systemd.show_status=no",
-        ])
+        .arg("-append")
+        .arg(format!("{WORDS} {}", guest.words).trim_end())
         .stdin(Stdio::null());
     command
 }
@@ -202,8 +235,13 @@ mod tests {
     #[test]
     fn the_machine_has_a_disk_that_stays_as_it_is_and_two_nodes() {
         let path = |name: &str| PathBuf::from("/lab").join(name);
-        let line =
-            process::describe(&command(&path("kernel"), &path("disk"), &path("report"), &path("console")));
+        let line = process::describe(&command(
+            &path("kernel"),
+            &path("disk"),
+            &path("report"),
+            &path("console"),
+            &Guest::default(),
+        ));
         for part in [
             " -accel tcg,thread=multi ",
             " -m 1280 ",

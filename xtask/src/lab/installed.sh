@@ -80,6 +80,27 @@ doctor() {
     [ $code = 0 ] || [ $code = 3 ]
 }
 
+# The switch of the whole machine: the daemon ends by itself and names it, and the doctor agrees. Kernels before 6.6 have none.
+switched_off() {
+    sysctl -q -w kernel.io_uring_disabled=2
+    mkdir -p /run/systemd/system/weir.service.d
+    printf '[Service]\nRestart=no\n' > /run/systemd/system/weir.service.d/once.conf
+    systemctl daemon-reload
+    ! systemctl restart weir || return 1
+    # By itself (CLD_EXITED) and not by a signal.
+    how=$(systemctl show -p ExecMainCode -p ExecMainStatus --value weir | tr '\n' ' ')
+    said=$(journalctl -u weir -o cat --no-pager | grep 'kernel.io_uring_disabled is 2' | tail -n 1)
+    weir doctor > /run/doctor
+    code=$?
+    sysctl -q -w kernel.io_uring_disabled=0
+    rm /run/systemd/system/weir.service.d/once.conf
+    systemctl daemon-reload
+    systemctl reset-failed weir
+    systemctl start weir || return 1
+    echo "$how; $said; weir doctor: $code"
+    [ "$how" = "1 1 " ] && [ -n "$said" ] && [ $code = 1 ] && grep -q '^io_uring_disabled  *FAILED' /run/doctor
+}
+
 failed() {
     units=$(systemctl --failed --plain --no-legend)
     echo "$units"
@@ -96,6 +117,11 @@ check "every kernel probe is attached" probes
 check "a stream arrives whole, through hugepages" stream
 check "weir doctor finds nothing that keeps a daemon from running" doctor
 check "no unit has failed" failed
+if [ -e /proc/sys/kernel/io_uring_disabled ]; then
+    check "kernel.io_uring_disabled=2 ends the daemon with its name, and the doctor agrees" switched_off
+else
+    echo "left|kernel.io_uring_disabled=2|this kernel has no such switch"
+fi
 echo end
 sync
 systemctl poweroff --force

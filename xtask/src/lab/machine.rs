@@ -44,6 +44,23 @@ pub(super) struct Card {
     pub(super) number: u8,
 }
 
+impl Card {
+    /// QEMU with this card, in its namespace.
+    pub(super) fn command(&self) -> Command {
+        let Self { namespace, tap, number } = self;
+        let mut command = Command::new("ip");
+        // In place of this program, so that killing it kills the machine.
+        command
+            .args(["netns", "exec", namespace, QEMU])
+            .args(["-netdev", &format!("tap,id=card,ifname={tap},script=no,downscript=no")])
+            .args([
+                "-device",
+                &format!("virtio-net-pci,romfile=,netdev=card,mac=52:54:00:00:00:{number:02x}"),
+            ]);
+        command
+    }
+}
+
 /// What a machine has said until it stopped, or was stopped.
 pub(super) struct Told {
     /// What the kernel and the programs say to people.
@@ -76,22 +93,7 @@ impl Machine<'_> {
         if !self.words.is_empty() {
             words = format!("{words} {}", self.words);
         }
-        let mut command = match &self.card {
-            None => Command::new(QEMU),
-            Some(card) => {
-                let mut command = Command::new("ip");
-                // In place of this program, so that killing it kills the machine.
-                command.args(["netns", "exec", &card.namespace, QEMU]);
-                let Card { tap, number, .. } = card;
-                command.args(["-netdev", &format!("tap,id=card,ifname={tap},script=no,downscript=no")]).args(
-                    [
-                        "-device",
-                        &format!("virtio-net-pci,romfile=,netdev=card,mac=52:54:00:00:00:{number:02x}"),
-                    ],
-                );
-                command
-            }
-        };
+        let mut command = self.card.as_ref().map_or_else(|| Command::new(QEMU), Card::command);
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"])

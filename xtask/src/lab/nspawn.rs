@@ -4,7 +4,7 @@
 //! |---|---|
 //! | this | the verb: what is needed, what is made first, and the order |
 //! | [`super::rootfs`], [`super::node`] | what a node consists of, and how it starts and ends |
-//! | [`super::walk`] | from the package to records between two nodes |
+//! | [`super::walk`], [`super::page`] | from the package to records between two nodes, by the commands of the page for operators |
 //! | [`super::lifecycle`] | what happens to the service: faults, upgrades, removal |
 //! | [`super::checks`] | one line for each |
 
@@ -129,7 +129,9 @@ pub(crate) fn check(weir: &Path) -> Result<Vec<String>, String> {
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     let package = dist::deb::build(weir, &dist::version(), &out, dist::Effort::Little)?;
-    let newer = dist::deb::build(weir, &format!("{}+1", dist::version()), &out, dist::Effort::Little)?;
+    let newer = format!("{}+1", dist::version());
+    let newer =
+        dist::deb::build_changed(weir, &newer, &out, dist::Effort::Little, lifecycle::change_defaults)?;
     let archive = dist::archive::build(weir, &dist::version(), &out, dist::Effort::Little)?;
     process::cargo(&["build", "--quiet", "--locked", "--package", "weir-client", "--example", "steady"])?;
     let steady = process::debug_directory().join("examples/steady");
@@ -172,7 +174,7 @@ pub(super) fn run_inside(arguments: &InsideArguments) -> Outcome {
     let joined = |node: std::thread::Result<Result<Node, String>>| node.unwrap_or(Err("a panic".to_owned()));
     let (a, b) = (joined(a)?, joined(b)?);
     let package = name(&arguments.package);
-    walk::run(&mut checks, &a, &b, &package)?;
+    walk::run(&mut checks, &a, &b)?;
     lifecycle::run(
         &mut checks,
         &a,

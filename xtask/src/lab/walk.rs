@@ -1,4 +1,5 @@
-//! From the package to records between two nodes, as docs/operations.md tells it.
+//! From the package to records between two nodes, as docs/operations.md tells it: with the commands that stand there, each of
+//! them, and looks behind them.
 
 use std::time::Duration;
 
@@ -6,10 +7,17 @@ use serde_json::Value;
 
 use super::checks::{Checks, eventually, same};
 use super::node::Node;
+use super::page::{self, Page, Place};
 use crate::process::Outcome;
 
-/// The addresses of the two nodes.
-const ADDRESSES: [&str; 2] = ["10.91.0.1", "10.91.0.2"];
+/// The section that is walked through.
+const SECTION: &str = "From the package to the first records";
+
+/// The addresses of the two nodes, there and here.
+const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
+
+/// Who sends and receives, where the page has `USER`.
+const USER: &str = "newcomer";
 
 /// Longest wait for what must come, on a machine that has other work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,29 +31,86 @@ const IPC_LOCK: u64 = 1 << 14;
 /// The records of the stream: lines with these numbers.
 const LINES: u64 = 1_000_000;
 
+/// Two nodes, and what is read to whoever has them before them.
+struct Way<'a> {
+    page: Page,
+    a: &'a Node,
+    b: &'a Node,
+}
+
+impl Way<'_> {
+    /// Runs the next command that begins with these words, as root, where its comment says. What DEGRADED is told by is no
+    /// failure.
+    fn run(&self, words: &str) -> Outcome {
+        let line = self.page.take(words)?;
+        let command = line.command.replace("USER", USER);
+        let script = format!("cd /root; ({command}) || [ $? = 3 ]");
+        self.nodes(line.place).into_iter().try_for_each(|node| node.sh(&script).map(drop))
+    }
+
+    fn nodes(&self, place: Place) -> Vec<&Node> {
+        match place {
+            Place::First => vec![self.a],
+            Place::Second => vec![self.b],
+            Place::Both => vec![self.a, self.b],
+        }
+    }
+
+    /// Runs one as a member of the group, in a terminal of its own as it were: as a unit of this name, which goes on.
+    fn begin(&self, words: &str, unit: &str) -> Result<&Node, String> {
+        let line = self.page.take(words)?;
+        let node = match line.place {
+            Place::First => self.a,
+            Place::Second => self.b,
+            Place::Both => return Err(format!("the page does not say where to run {:?}", line.command)),
+        };
+        node.sh("mkdir -p /opt/way")?;
+        node.write(&format!("/opt/way/{unit}"), &line.command)?;
+        node.sh(&format!(
+            "systemd-run -q --unit={unit} -p StandardOutput=file:/run/{unit}.out runuser -u {USER} -- sh /opt/way/{unit}"
+        ))?;
+        Ok(node)
+    }
+
+    /// The next command that begins with these words, for who runs it more than once.
+    fn command(&self, words: &str) -> Result<String, String> {
+        Ok(self.page.take(words)?.command.clone())
+    }
+}
+
 /// Installs on both, then looks, links them and lets records flow.
 ///
 /// # Errors
 /// The package cannot be installed, so that nothing else can be tried.
-pub(super) fn run(checks: &mut Checks, a: &Node, b: &Node, package: &str) -> Outcome {
-    for node in [a, b] {
-        let installed = checks.check(&format!("{} installs the package", node.name), || {
-            node.sh(&format!("dpkg --install {package}")).map(|_| String::new())
-        });
-        if !installed {
-            return Err("the package cannot be installed".to_owned());
-        }
+pub(super) fn run(checks: &mut Checks, a: &Node, b: &Node) -> Outcome {
+    let way = Way { page: Page::read(SECTION)?, a, b };
+    // Made before.
+    way.page.take("cargo xtask dist")?;
+    let installed = checks.check("both install the package", || {
+        [a, b]
+            .into_iter()
+            .try_for_each(|node| node.sh(&format!("useradd --create-home {USER}")).map(drop))?;
+        way.run("apt install").map(|()| String::new())
+    });
+    if !installed {
+        return Err("the package cannot be installed".to_owned());
     }
     checks.check("the service is enabled and active", || {
         eventually(PATIENCE, || node_is(a, "is-active", "weir", "active"))?;
         same("is-enabled", &a.sh("systemctl is-enabled weir weir-hugepages")?, "enabled\nenabled")?;
         a.sh("systemctl show -p StatusText --value weir")
     });
+    checks.check("status and doctor find nothing that keeps it from running", || {
+        way.run("weir status")?;
+        way.run("weir doctor").map(|()| String::new())
+    });
     checks.check("it runs as weir, with the capabilities of the unit and no others", || process(a));
     checks.check("files belong to whom they should", || files(a));
     checks.check("members of its group may ask, and others not", || {
-        a.sh("systemd-run -q --wait --pipe -p DynamicUser=yes -p SupplementaryGroups=weir weir status > /dev/null || [ $? = 3 ]")?;
-        a.sh("! systemd-run -q --collect --wait --pipe -p DynamicUser=yes weir status").map(|_| String::new())
+        let asks = format!("runuser -u {USER} -- weir status");
+        a.sh(&format!("! {asks}"))?;
+        way.run("adduser")?;
+        a.sh(&format!("{asks} > /dev/null || [ $? = 3 ]")).map(|_| String::new())
     });
     checks.check("the kernel probes are attached", || probes(a));
     checks.leave_out(
@@ -57,14 +122,18 @@ pub(super) fn run(checks: &mut Checks, a: &Node, b: &Node, package: &str) -> Out
         let most: Vec<&str> = found.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
         same("their largest sizes", &most.join(" "), "16777216 16777216").map(|()| String::new())
     });
-    let linked = checks.check("with a key and each other's address the nodes are linked", || link(a, b));
-    if linked {
+    if checks.check("with a key and each other's address the nodes are linked", || link(&way)) {
+        checks.check("records arrive", || numbers(&way));
         checks.check("a stream arrives whole", || stream(a, b));
         match free_hugepages(b) {
             0 => checks.leave_out("hugepages of the daemon", "no page is free here"),
             _ => drop(checks.check("the daemon's memory is hugepages", || hugepages(b))),
         }
-        checks.check("`weir bottleneck` names the slow consumer", || bottleneck(a, b));
+        checks.check("`weir bottleneck` names the slow consumer", || bottleneck(&way));
+        checks.check("every command of the page was run", || {
+            let left = way.page.left();
+            if left.is_empty() { Ok(String::new()) } else { Err(format!("not {}", left.join("; "))) }
+        });
     }
     Ok(())
 }
@@ -146,31 +215,42 @@ fn probes(node: &Node) -> Result<String, String> {
 }
 
 /// A cable, a key, and the configuration of both.
-fn link(a: &Node, b: &Node) -> Result<String, String> {
+fn link(way: &Way<'_>) -> Result<String, String> {
+    let Way { page, a, b } = way;
     Node::connect(a, b, ADDRESSES)?;
-    a.sh("umask 077; head -c 32 /dev/urandom > /root/cluster.key")?;
+    way.run("(umask 077; head -c 32")?;
     a.pass_on("/root/cluster.key", b)?;
-    for (node, (peer, address)) in [(a, (b, 0)), (b, (a, 1))] {
-        let (own, other) = (ADDRESSES[address], ADDRESSES[1 - address]);
-        node.sh(
-            "install -m 600 -o weir -g weir /root/cluster.key /etc/weir/cluster.key && rm /root/cluster.key",
-        )?;
-        node.write(
-            "/etc/weir/weir.toml",
-            &format!(
-                "node = \"{}\"\nlisten = \"{own}:7070\"\nkey_file = \"/etc/weir/cluster.key\"\n\n[peers]\n{} = \"{other}:7070\"\n",
-                node.name, peer.name
-            ),
-        )?;
-        node.sh("weir config check && systemctl restart weir")?;
-    }
+    way.run("install -m 600")?;
+    let configuration = page.block("toml")?;
+    a.write("/etc/weir/weir.toml", configuration)?;
+    let names = (&*format!("node = \"{}\"", a.name), &*format!("node = \"{}\"", b.name));
+    let peers = (&*format!("\n{} = ", a.name), &*format!("\n{} = ", b.name));
+    let addresses = (ADDRESSES[0], ADDRESSES[1]);
+    b.write("/etc/weir/weir.toml", &page::changed_places(configuration, &[names, peers, addresses]))?;
+    way.run("weir config check && systemctl restart weir")?;
+    // Where /sys may not be written, as here, the first of the units does nothing.
+    way.run("echo PAGES_PER_NODE=64")?;
+    let status = way.command("weir status")?;
     for (node, peer) in [(a, b), (b, a)] {
         eventually(PATIENCE, || {
             let (state, said) = subsystem(node, &format!("peer/{}", peer.name))?;
             if state == "ok" { Ok(()) } else { Err(format!("{}: {state}: {said}", node.name)) }
         })?;
+        node.sh(&format!("{status} || [ $? = 3 ]"))?;
     }
     Ok(String::new())
+}
+
+/// What the page says that is printed.
+fn numbers(way: &Way<'_>) -> Result<String, String> {
+    let to = way.begin("weir recv", "numbers-to")?;
+    let from = way.begin("seq 1000000", "numbers-from")?;
+    let printed = eventually(PATIENCE, || {
+        node_is(from, "is-active", "numbers-from", "inactive")?;
+        node_is(to, "is-active", "numbers-to", "inactive")?;
+        to.sh("cat /run/numbers-to.out")
+    })?;
+    same("what b has printed", &printed, "1000000").map(|()| printed)
 }
 
 fn stream(a: &Node, b: &Node) -> Result<String, String> {
@@ -202,17 +282,24 @@ fn hugepages(node: &Node) -> Result<String, String> {
 }
 
 /// A consumer whose output takes a line each 10 ms, behind a producer that would be faster.
-fn bottleneck(a: &Node, b: &Node) -> Result<String, String> {
-    a.sh("systemd-run -q --unit=source -p Group=weir sh -c \
-          'yes record | weir send --task source --exchange lines --strategy forward'")?;
-    b.sh("systemd-run -q --unit=slow -p Group=weir sh -c 'weir recv --task slow --exchange lines --consumer 0/1 | \
-          while read -r line; do sleep 0.01; done'")?;
+fn bottleneck(way: &Way<'_>) -> Result<String, String> {
+    let to = way.begin("weir recv --task slow", "slow")?;
+    let from = way.begin("yes record", "source")?;
+    let (asks, looks) = (way.command("weir bottleneck")?, way.command("weir top")?);
     let verdict = eventually(PATIENCE, || {
-        let told = a.sh("weir bottleneck")?;
+        let told = from.sh(&format!("runuser -u {USER} -- {asks}"))?;
         let first = told.lines().next().unwrap_or_default().to_owned();
         if first.starts_with("slow is the bottleneck") { Ok(first) } else { Err(first) }
     });
-    a.sh("systemctl stop source")?;
-    b.sh("systemctl stop slow")?;
+    // It needs a terminal, and a key that ends it.
+    let screen = from.sh(&format!(
+        "(sleep 1; printf q) | TERM=xterm runuser -u {USER} -- script --quiet --return --command 'stty rows 40 cols 140; {looks}' /dev/null"
+    ));
+    from.sh("systemctl stop source")?;
+    to.sh("systemctl stop slow")?;
+    let screen = screen?;
+    if !screen.contains("bottleneck") {
+        return Err(format!("{looks} shows {screen:?}"));
+    }
     verdict
 }

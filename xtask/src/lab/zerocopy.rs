@@ -121,12 +121,16 @@ fn start(one: Try, name: &str, weir: &Path) -> Result<[Told; 2], String> {
 }
 
 /// A network namespace with a bridge and an interface for each machine. It goes with the value.
-struct Network {
+pub(super) struct Network {
     namespace: String,
 }
 
 impl Network {
-    fn new() -> Result<Self, String> {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub(super) fn new() -> Result<Self, String> {
         let network = Self { namespace: format!("weir-lab-{}", std::process::id()) };
         let name = &network.namespace;
         ip(&format!("netns add {name}"))?;
@@ -139,7 +143,8 @@ impl Network {
         Ok(network)
     }
 
-    fn card(&self, end: &str) -> Card {
+    /// The card of the machine `a`, or of `b`.
+    pub(super) fn card(&self, end: &str) -> Card {
         let number = if end == "a" { 1 } else { 2 };
         Card { namespace: self.namespace.clone(), tap: format!("tap-{end}"), number }
     }

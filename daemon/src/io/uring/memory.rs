@@ -101,11 +101,13 @@ pub(super) struct Shared {
 impl Shared {
     fn create(ring: &IoUring, config: &UringConfig) -> Result<Self, RingError> {
         let out_of_memory = |error: io::Error| {
-            RingError::fatal(
-                format!("memory to receive into: {error}"),
-                Errno::from(error),
-                "give the daemon more memory or lower the number of receive buffers",
-            )
+            let fewer = "lower the number of receive buffers";
+            let (errno, fix) = match error.raw_os_error() {
+                Some(number) => (Errno(number), format!("give the daemon more memory or {fewer}")),
+                // Not the kernel's answer: one that says what is missing.
+                None => (Errno(libc::ENOMEM), format!("{error}, or {fewer}")),
+            };
+            RingError::fatal("memory to receive into", errno, fix)
         };
         let bytes = usize::from(config.buffers) * config.buffer_bytes as usize;
         let memory = Scratch::create(bytes, config.hugepages).map_err(out_of_memory)?;
