@@ -103,6 +103,8 @@ impl Node {
             attachments: self.attachments.attached().count(),
             attachments_max: self.options.attachments_max,
             shards: self.identity.shards,
+            placements: self.options.placement.report(),
+            memory_by_shard: self.attachments.memory_by_shard(),
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),

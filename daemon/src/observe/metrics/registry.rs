@@ -85,6 +85,12 @@ metrics! {
     SHARD_LONGEST_TURN = Gauge "weir_shard_longest_turn_seconds" ["shard"] "seconds":
         "The longest turn since the daemon started.";
     SHARD_PARKS = Counter "weir_shard_parks_total" ["shard"]: "How often the loop of a shard slept.";
+    SHARD_CPU = Gauge "weir_shard_cpu" ["shard"]: "Number of the CPU that a shard ran on when it was asked.";
+    SHARD_ROAMING = Gauge "weir_shard_roaming" ["shard"]:
+        "1 while a shard runs wherever the kernel puts it, 0 while it is bound to a CPU; `weir shards` gives the reason. Whether \
+         that is less than it could have, `weir_subsystem_degraded` says of `placement`.";
+    SHARD_MEMORY_ELSEWHERE = Gauge "weir_shard_memory_elsewhere_bytes" ["shard"] "bytes":
+        "Regions of a shard that are on another NUMA node than the one that they were to be made on: that had no memory left.";
 
     LINK_CONNECTED = Gauge "weir_link_connected" ["peer", "shard", "peer_shard"]:
         "1 while a data link has a connection, 0 while it waits for another one.";
