@@ -28,7 +28,6 @@ use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
 use crate::privileges::{Privileges, RINGS};
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
-use crate::shard::placement::Pin;
 use crate::shard::placement::keeper::Keeper;
 use crate::shard::{ShardLoop, ShardOptions};
 
@@ -124,14 +123,6 @@ fn hugepages(mode: config::HugepageMode) -> HugepageMode {
     }
 }
 
-fn pin(mode: config::PinMode) -> Pin {
-    match mode {
-        config::PinMode::Auto => Pin::Auto,
-        config::PinMode::On => Pin::On,
-        config::PinMode::Off => Pin::Off,
-    }
-}
-
 /// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
 fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
     let mode = match config.link.zero_copy {
@@ -203,7 +194,7 @@ impl Shards {
         let limits = config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?;
         // At most `config::SHARDS_MAX`, by the bounds of the setting.
         let count = u16::try_from(config.shard_count()).unwrap_or(u16::MAX);
-        let placement = Keeper::start(Root::default(), pin(config.shard.pin), count);
+        let placement = Keeper::start(Root::default(), config.shard.pin.into(), count);
         tracing::info!(placement = placement.report().describe(), "shards");
         // A ring shares registrations only with a ring that is charged alike, and regions are registered in rings made later. With
         // a bound on locked memory all are made with the capability; without one, all without it.

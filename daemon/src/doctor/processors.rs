@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::process::ProcessFacts;
 use super::root::Root;
 use super::{Row, State};
-use crate::config::{Config, PinMode};
+use crate::config::Config;
 use crate::control::snapshot::Subsystem;
 use crate::shard::placement::report::Placements;
 use crate::shard::placement::{Pin, plan};
@@ -118,11 +118,7 @@ fn placement(
     if let Err(unread) = &process.cpus {
         return Row::unknown("placement", wanted, unread);
     }
-    let pin = match config.shard.pin {
-        PinMode::Auto => Pin::Auto,
-        PinMode::On => Pin::On,
-        PinMode::Off => Pin::Off,
-    };
+    let pin = Pin::from(config.shard.pin);
     let shards = u16::try_from(process.shards(config)).unwrap_or(u16::MAX);
     let places = plan(&facts.topology, facts.memories.as_deref(), shards, pin);
     let expected = Placements::expected(pin, facts.topology.cpus().collect(), places);

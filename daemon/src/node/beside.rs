@@ -72,13 +72,18 @@ pub(super) async fn collect_stalls(observer: Observer) {
     }
 }
 
-/// Some system calls for each shard that is bound, and files only when something is different.
+/// A system call for each shard, and files only when other CPUs may be used.
 pub(super) async fn keep_places(placement: Keeper) {
     let mut ticks = tokio::time::interval(PLACE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
-        placement.look();
+        if let Some(news) = placement.news()
+            && let Ok(read) = tokio::task::spawn_blocking(move || news.read()).await
+        {
+            placement.take(read);
+        }
+        placement.settle();
     }
 }
 

@@ -11,6 +11,7 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::config::PinMode;
 use crate::memory::numa;
 use crate::topology::Topology;
 
@@ -25,6 +26,16 @@ pub enum Pin {
     On,
     /// Never bound.
     Off,
+}
+
+impl From<PinMode> for Pin {
+    fn from(mode: PinMode) -> Self {
+        match mode {
+            PinMode::Auto => Self::Auto,
+            PinMode::On => Self::On,
+            PinMode::Off => Self::Off,
+        }
+    }
 }
 
 /// The CPUs that this thread may use and that are online, in ascending order; empty if the kernel does not tell.

@@ -50,7 +50,8 @@ impl Keeper {
         let allowed = Real.affinity(main).unwrap_or_default();
         let mut kept = Kept { has_own_policy: numa::has_own_policy(), ..Kept::of(root, main, pin) };
         kept.shards.resize_with(usize::from(shards), Shard::default);
-        kept.use_cpus(allowed);
+        let news = News { root: kept.root.clone(), allowed };
+        kept.plan(news.read());
         kept.at_start.clone_from(&kept.allowed);
         kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
         if !kept.topology.doubts().is_empty() {
@@ -71,9 +72,20 @@ impl Keeper {
         kept.settle(&Real, usize::from(shard));
     }
 
-    /// Looks whether everything is as it should be, and makes it so.
-    pub fn look(&self) {
-        self.lock().look(&Real);
+    /// Whether other CPUs may be used than before. Then the machine is to be read ([`News::read`]), for [`Self::take`].
+    #[must_use]
+    pub fn news(&self) -> Option<News> {
+        self.lock().news(&Real)
+    }
+
+    /// Plans anew.
+    pub fn take(&self, read: Read) {
+        self.lock().take(read);
+    }
+
+    /// Puts every shard where it is to be, if it is not there.
+    pub fn settle(&self) {
+        self.lock().settle_all(&Real);
     }
 
     /// Where the memory of this shard is to come from.
@@ -91,6 +103,30 @@ impl Keeper {
     fn lock(&self) -> MutexGuard<'_, Kept> {
         // Whoever panicked has left numbers, each of them whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Other CPUs may be used than before.
+#[derive(Debug)]
+pub struct News {
+    root: Root,
+    allowed: Vec<usize>,
+}
+
+/// What the machine has of them.
+#[derive(Debug)]
+pub struct Read {
+    allowed: Vec<usize>,
+    topology: Topology,
+    memories: Option<Vec<u32>>,
+}
+
+impl News {
+    /// Reads some files for each CPU, which takes a while where there are many.
+    #[must_use]
+    pub fn read(self) -> Read {
+        let topology = Topology::read(&self.root, &self.allowed);
+        Read { topology, memories: memories_allowed(&self.root, "self"), allowed: self.allowed }
     }
 }
 
@@ -127,24 +163,26 @@ impl Kept {
         Self { root, main: Some(main), pin, ..Self::default() }
     }
 
-    /// Makes another plan, for these CPUs.
-    fn use_cpus(&mut self, allowed: Vec<usize>) {
-        self.topology = Topology::read(&self.root, &allowed);
-        // What the kernel lets threads use is online, whatever the file says.
-        self.allowed = allowed;
-        let memories = memories_allowed(&self.root, "self");
-        let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
-        let places = plan(&self.topology, memories.as_deref(), shards, self.pin);
-        self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
+    fn news(&self, threads: &impl Threads) -> Option<News> {
+        let allowed = threads.affinity(self.main?).ok()?;
+        let is_other = allowed != self.allowed && !allowed.is_empty();
+        is_other.then(|| News { root: self.root.clone(), allowed })
     }
 
-    fn look(&mut self, threads: &impl Threads) {
-        let Some(allowed) = self.main.and_then(|main| threads.affinity(main).ok()) else { return };
-        if allowed != self.allowed && !allowed.is_empty() {
-            let before = show_list(&self.allowed);
-            self.use_cpus(allowed);
-            self.tell(&before);
-        }
+    fn take(&mut self, read: Read) {
+        let before = show_list(&self.allowed);
+        self.plan(read);
+        self.tell(&before);
+    }
+
+    fn plan(&mut self, Read { allowed, topology, memories }: Read) {
+        let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
+        let places = plan(&topology, memories.as_deref(), shards, self.pin);
+        self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
+        (self.allowed, self.topology) = (allowed, topology);
+    }
+
+    fn settle_all(&mut self, threads: &impl Threads) {
         (0..self.shards.len()).for_each(|shard| self.settle(threads, shard));
     }
 

@@ -95,19 +95,28 @@ impl World {
         let machine = Machine::of(cpus, &threads, forgets);
         let mut kept = Kept::of(root, pid(100), pin);
         kept.shards.resize_with(usize::from(shards), Shard::default);
-        kept.use_cpus(cpus.to_vec());
+        let news = News { root: kept.root.clone(), allowed: cpus.to_vec() };
+        kept.plan(news.read());
         kept.at_start = cpus.to_vec();
         for (shard, thread) in kept.shards.iter_mut().zip(threads) {
             (shard.thread, shard.was_bound) = (Some(thread), shard.place.cpu.is_some());
         }
-        kept.look(&machine);
-        Self { machine, kept, _directory: directory }
+        let mut world = Self { machine, kept, _directory: directory };
+        world.look();
+        world
     }
 
     /// The cpuset changes, and it is looked.
     fn change(&mut self, cpus: &[usize]) {
         self.machine.change(cpus);
-        self.kept.look(&self.machine);
+        self.look();
+    }
+
+    fn look(&mut self) {
+        if let Some(news) = self.kept.news(&self.machine) {
+            self.kept.take(news.read());
+        }
+        self.kept.settle_all(&self.machine);
     }
 
     /// What each shard may use.
@@ -150,10 +159,10 @@ fn a_binding_that_somebody_undid_is_made_again() {
     // Nothing is different, and still no thread is bound any more.
     world.machine.change(&[0, 1, 4, 5]);
     assert_eq!(world.shards(), [vec![0, 1, 4, 5]]);
-    world.kept.look(&world.machine);
+    world.look();
     assert_eq!(world.shards(), [vec![0]]);
     world.machine.set_affinity(pid(1), &[5]).unwrap();
-    world.kept.look(&world.machine);
+    world.look();
     assert_eq!(world.shards(), [vec![0]]);
 }
 
@@ -178,7 +187,7 @@ fn what_the_kernel_refuses_is_kept_as_the_reason_until_it_does_not() {
     let report = world.kept.report();
     assert!(report.why_it_roams(&report.shards[0]).unwrap().contains("permission denied"), "{report:?}");
     *world.machine.refuses.borrow_mut() = false;
-    world.kept.look(&world.machine);
+    world.look();
     assert_eq!((world.shards(), world.state()), (vec![vec![1]], Health::Ok));
 }
 
@@ -191,7 +200,7 @@ fn a_shard_that_has_ended_and_a_main_thread_that_says_nothing_change_nothing() {
     world.machine.threads.borrow_mut().remove(&pid(100));
     world.machine.change(&[4]);
     let before = world.kept.report();
-    world.kept.look(&world.machine);
+    world.look();
     assert_eq!(world.kept.report(), before);
 }
 
@@ -213,11 +222,11 @@ fn a_real_thread_is_bound_and_reported() {
     let bound = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             keeper.begin(0);
-            keeper.look();
             super::super::allowed_cpus()
         });
         thread.join().expect("the thread")
     });
+    assert!(keeper.news().is_none());
     let report = keeper.report();
     assert_eq!(report.shards[0].place.cpu.map(|cpu| vec![cpu]), Some(bound));
     assert_eq!((report.allowed, super::super::allowed_cpus()), (cpus.clone(), cpus), "nobody else was bound");
