@@ -53,6 +53,14 @@ fn cores_of_both_nodes_come_before_the_second_thread_of_any() {
 }
 
 #[test]
+fn threads_of_a_core_that_have_adjacent_numbers_are_told_apart() {
+    let path = |cpu| format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let files: Files = (0..8).map(|cpu| (path(cpu), format!("{}-{}\n", cpu & !1, cpu | 1))).collect();
+    let topology = read(&files, &(0..8).collect::<Vec<_>>());
+    assert_eq!(bound(&topology, 8), [0, 2, 4, 6, 1, 3, 5, 7]);
+}
+
+#[test]
 fn second_threads_whose_first_may_not_be_used_are_cores_like_others() {
     let topology = read(&two_sockets(), &[0, 8, 9, 12]);
     assert_eq!(bound(&topology, 4), [0, 12, 9, 8]);
