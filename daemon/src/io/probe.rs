@@ -7,7 +7,7 @@ use std::fmt;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::types::{self, CloneBuffersFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
@@ -78,7 +78,7 @@ pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
     let limit = limit.unwrap_or(Level::Full);
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let found = |level, lost| Ok(Probe { level, kernel, lost });
-    try_round_trip(Level::OneShot)?;
+    patiently(|| try_round_trip(Level::OneShot), |error| error.errno)?;
     let mut level = Level::OneShot;
     for next in [Level::Incremental, Level::Full] {
         if limit == level {
@@ -107,15 +107,16 @@ pub const LOST_FIX: &str = "a newer kernel, or io.level";
 ///
 /// What is lost without it. Of the lowest, behind `"; "`, what the operator can do.
 pub fn try_level(level: Level) -> Result<(), String> {
+    let round_trip = || patiently(|| try_round_trip(level), |error| error.errno);
     match level {
-        Level::OneShot => try_round_trip(level).map_err(|error| error.to_string()),
-        Level::Incremental => try_round_trip(level).map_err(|error| {
+        Level::OneShot => round_trip().map_err(|error| error.to_string()),
+        Level::Incremental => round_trip().map_err(|error| {
             format!(
                 "no lasting receives into shared buffers, which need {} ({error})",
                 needed(error.errno, "6.12")
             )
         }),
-        Level::Full => try_zero_copy().map_err(|errno| {
+        Level::Full => patiently(try_zero_copy, |errno| *errno).map_err(|errno| {
             let needed = match errno.0 {
                 libc::EFAULT => "a kernel that keeps registrations while one before them is shared".to_owned(),
                 _ => needed(errno, "6.15"),
@@ -125,6 +126,26 @@ pub fn try_level(level: Level) -> Result<(), String> {
                  each anew, and nothing else is lost"
             )
         }),
+    }
+}
+
+/// Longest time for which rings that are gone may go on counting against the limit on locked memory.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Does what takes a ring. Those that were tried before, or by a process that has just ended, may still count against the limit on
+/// locked memory: one that is too low stays too low, and that is told a little later.
+///
+/// # Errors
+/// Those of the last attempt.
+pub fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    loop {
+        match attempt() {
+            Err(error) if errno(&error).0 == libc::ENOMEM && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            outcome => return outcome,
+        }
     }
 }
 

@@ -51,6 +51,8 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
                 turns_total: 5,
                 longest_turn_seconds: 0.002,
                 registered: RegisteredRow { regions: 2, bytes: 3 << 20, sends_total: 7, refused_total: 1 },
+                cpu: Some(1500),
+                is_roaming: true,
                 ..ShardRow::default()
             }],
             shards_missing: Vec::new(),
@@ -174,6 +176,8 @@ fn every_metric_is_written_and_no_other() {
         ("weir_shard_registered_bytes{shard=\"0\"}", 3_145_728.0),
         ("weir_shard_registered_sends_total{shard=\"0\"}", 7.0),
         ("weir_shard_registered_refused_total{shard=\"0\"}", 1.0),
+        ("weir_shard_cpu{shard=\"0\"}", 1500.0),
+        ("weir_shard_roaming{shard=\"0\"}", 1.0),
         ("weir_channels{side=\"send\"}", 2.0),
         ("weir_gate_in_flight_bytes{exchange=\"x\",consumer=\"1\"}", 4_000.0),
         ("weir_gate_consumed_bytes_total{exchange=\"x\",consumer=\"1\"}", 9_000.0),
