@@ -126,6 +126,8 @@ struct Entry<S> {
     is_shared: bool,
     /// Parts of the tail that are in use: each is of a batch that the kernel has not let go of.
     slots: u32,
+    /// Whether it had a batch since [`Fixed::make_room`] came by.
+    is_used: bool,
     is_forgotten: bool,
 }
 
@@ -191,6 +193,7 @@ impl<S> Fixed<S> {
         }
         let number = self.number_of(only_region(batch)?)?;
         let entry = self.entries.get_mut(usize::from(number))?.as_mut()?;
+        entry.is_used = true;
         entry.advance(number, kernel, &mut self.counters);
         if !matches!(entry.state, State::Ready) {
             return None;
@@ -275,7 +278,7 @@ impl<S> Fixed<S> {
         let tail = Tail::take(region)?;
         let number = self.free.pop().or(grown)?;
         let state = State::Waiting { batches: BATCHES_MIN, next: BATCHES_AFTER_REFUSAL };
-        let entry = Some(Entry { tail, state, is_shared: false, slots: 0, is_forgotten: false });
+        let entry = Some(Entry { tail, state, is_shared: false, slots: 0, is_used: true, is_forgotten: false });
         match self.entries.get_mut(usize::from(number)) {
             Some(place) => *place = entry,
             None => self.entries.push(entry),
@@ -284,14 +287,17 @@ impl<S> Fixed<S> {
         Some(number)
     }
 
-    /// Lets go of a region that has no registration and has not asked for one, if the next entry is of such a one: many that
-    /// sent a little must not shut out one that sends a lot. One entry is looked at, so that a batch costs no more for it.
+    /// Lets go of the region of the next entry, if that has no registration, has not asked for one, and had no batch since this
+    /// came by: many that sent a little must not shut out one that sends a lot, nor many that send a lot each other. One entry
+    /// is looked at, so that a batch costs no more for it.
     fn make_room(&mut self) -> bool {
         let number = self.hand;
         self.hand = (number + 1) % REGIONS_MAX;
-        let Some(Some(entry)) = self.entries.get(usize::from(number)) else { return false };
-        // One that is broken and was never shared says by its place that it is not to be asked for again.
-        if entry.is_shared || entry.slots > 0 || !matches!(entry.state, State::Waiting { .. }) {
+        let Some(Some(entry)) = self.entries.get_mut(usize::from(number)) else { return false };
+        let was_used = std::mem::take(&mut entry.is_used);
+        // One that was refused waits longer than others, and one that is broken is not to be asked for again: the place says so.
+        let is_new = matches!(entry.state, State::Waiting { next, .. } if next == BATCHES_AFTER_REFUSAL);
+        if was_used || !is_new || entry.is_shared || entry.slots > 0 {
             return false;
         }
         self.by_region.remove(&Arc::as_ptr(entry.tail.region()).addr());

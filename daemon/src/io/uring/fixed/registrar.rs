@@ -11,12 +11,12 @@ use std::sync::mpsc::{self, Sender};
 
 use io_uring::IoUring;
 use io_uring::types::CloneBuffersFlags;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::process::getpid;
 
 use super::super::queue::Queue;
 use super::{Job, Registrations};
 use crate::io::Errno;
-use crate::memory::{SendRegion, Tail};
+use crate::memory::{SendRegion, Tail, numa};
 
 /// A ring that has one region registered.
 pub(in crate::io::uring) struct Source(IoUring);
@@ -56,12 +56,10 @@ impl Registrar {
     }
 }
 
-/// A shard may be bound to one processor, and a thread begins where the one that made it is bound to.
+/// A shard may be bound to one processor, and a thread begins where the one that made it is bound to: this one may run where the
+/// main thread may. If that fails the shard is held up, as if there were no thread.
 fn leave_processor() {
-    let mut all = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|number| all.set(number));
-    // Those that the process may not use do not count. If this fails the shard is held up, as if there were no thread.
-    let _ = sched_setaffinity(None, &all);
+    let _ = numa::affinity(Some(getpid())).and_then(|cpus| numa::set_affinity(None, &cpus));
 }
 
 fn serve(request: Request) {
