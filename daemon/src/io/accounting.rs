@@ -142,7 +142,15 @@ enum Way {
     Alone,
 }
 
+/// What got stuck is tried once more: a machine that stood still for a moment is no reason against a way for good.
 fn try_way(way: Way) -> Factor {
+    match try_way_once(way) {
+        Err(Unknown::Stuck) => try_way_once(way),
+        found => found,
+    }
+}
+
+fn try_way_once(way: Way) -> Factor {
     let segments = u32::try_from(HUGEPAGE_BYTES).unwrap_or(0) / SLICE_BYTES;
     let made = SendRegion::create(segments, SLICE_BYTES, HugepageMode::Require);
     let (region, _file, segments) = made.map_err(|_| Unknown::NoHugepage)?;

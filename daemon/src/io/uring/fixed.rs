@@ -278,7 +278,8 @@ impl<S> Fixed<S> {
         let tail = Tail::take(region)?;
         let number = self.free.pop().or(grown)?;
         let state = State::Waiting { batches: BATCHES_MIN, next: BATCHES_AFTER_REFUSAL };
-        let entry = Some(Entry { tail, state, is_shared: false, slots: 0, is_used: true, is_forgotten: false });
+        let entry =
+            Some(Entry { tail, state, is_shared: false, slots: 0, is_used: true, is_forgotten: false });
         match self.entries.get_mut(usize::from(number)) {
             Some(place) => *place = entry,
             None => self.entries.push(entry),
