@@ -44,7 +44,6 @@ struct Node {
 pub struct Topology {
     cpus: BTreeMap<usize, Cpu>,
     nodes: BTreeMap<u32, Node>,
-    online: Option<usize>,
     doubts: Vec<String>,
 }
 
@@ -53,9 +52,16 @@ impl Topology {
     #[must_use]
     pub fn read(root: &Root, allowed: &[usize]) -> Self {
         let mut topology = Self::default();
-        let online = topology.list(root, &format!("{CPUS}/online"));
-        topology.online = online.as_ref().map(Vec::len);
-        let online: Option<BTreeSet<usize>> = online.map(|online| online.into_iter().collect());
+        let path = format!("{CPUS}/online");
+        let online = topology.list(root, &path).map(BTreeSet::from_iter);
+        let has_some = |online: &BTreeSet<usize>| allowed.iter().any(|cpu| online.contains(cpu));
+        let online = online.filter(|online| {
+            let is_sound = allowed.is_empty() || has_some(online);
+            if !is_sound {
+                topology.doubt(format!("{path} has none of the processors that may be used"));
+            }
+            is_sound
+        });
         let is_online = |cpu: &usize| online.as_ref().is_none_or(|online| online.contains(cpu));
         let nodes = topology.read_nodes(root);
         for cpu in allowed.iter().copied().filter(is_online) {

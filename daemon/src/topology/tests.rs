@@ -166,6 +166,19 @@ fn what_means_nothing_is_told_and_taken_for_less() {
 }
 
 #[test]
+fn a_list_of_other_processors_as_online_is_not_believed() {
+    let mut files = two_sockets();
+    files.insert(format!("{CPUS}/online"), "900-901\n".to_owned());
+    let topology = read(&files, &[0, 4]);
+    assert_eq!(found(&topology), [(0, 0, Some(0)), (4, 4, Some(1))]);
+    assert_eq!(
+        topology.doubts(),
+        ["/sys/devices/system/cpu/online has none of the processors that may be used"]
+    );
+    assert!(read(&files, &[]).doubts().is_empty());
+}
+
+#[test]
 fn a_processor_of_two_nodes_is_of_the_first_and_one_of_none_is_told() {
     let mut files = two_sockets();
     files.insert(format!("{NODES}/node1/cpulist"), "3-6\n".to_owned());

@@ -54,7 +54,7 @@ impl Placements {
     /// CPUs of the start that cannot be used any more.
     #[must_use]
     pub fn missing(&self) -> Vec<usize> {
-        self.at_start.iter().copied().filter(|cpu| !self.allowed.contains(cpu)).collect()
+        self.at_start.iter().copied().filter(|cpu| self.allowed.binary_search(cpu).is_err()).collect()
     }
 
     /// Why a shard roams; none if it is bound.
