@@ -48,7 +48,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
             links: vec![link],
             shards: vec![ShardRow { turns_total: 5, longest_turn_seconds: 0.002, ..ShardRow::default() }],
             shards_missing: Vec::new(),
-                capabilities_given_up: Vec::new(),
+                capabilities_given_up: Vec::new(), hooks: Vec::new(),
         },
         channels: ChannelsReport {
             schema_version: SCHEMA_VERSION,
