@@ -85,7 +85,8 @@ impl ClusterOptions {
         if let Some(value) = probes {
             text.push_str(&format!("[observe]\nprobes = \"{value}\"\n"));
         }
-        text.push_str("[memory]\n");
+        // Each daemon would bind its shards to the same processors as the other one, which on a node of its own has none beside it.
+        text.push_str("[shard]\npin = \"off\"\n[memory]\n");
         if let Some(value) = self.hugepages {
             text.push_str(&format!("hugepages = \"{value}\"\n"));
         }

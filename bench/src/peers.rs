@@ -29,11 +29,14 @@ pub enum Peer {
     Quinn,
     /// ZeroMQ by libzmq.
     ZeroMq,
+    /// Aeron by its C media driver.
+    Aeron,
 }
 
 impl Peer {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Tokio, Self::H2, Self::Tonic, Self::Yamux, Self::Quinn, Self::ZeroMq];
+    pub const ALL: [Self; 7] =
+        [Self::Tokio, Self::H2, Self::Tonic, Self::Yamux, Self::Quinn, Self::ZeroMq, Self::Aeron];
 
     /// Its name.
     #[must_use]
@@ -45,6 +48,7 @@ impl Peer {
             Self::Yamux => "yamux",
             Self::Quinn => "quinn",
             Self::ZeroMq => "zeromq",
+            Self::Aeron => "aeron",
         }
     }
 
@@ -60,13 +64,21 @@ impl Peer {
             Self::ZeroMq => {
                 "one PUSH to one PULL over TCP for all streams, message per record, at most 4 MiB held at each end"
             }
+            Self::Aeron => {
+                "over UDP, a media driver of one thread at each end, publication per stream, records written in place, datagrams \
+                 of 64 KiB, logs of 3 x 1 MiB"
+            }
         }
     }
 
     /// What has to be there to build it in; nothing but cargo for most.
     #[must_use]
     pub fn needs(self) -> Option<&'static str> {
-        (self == Self::ZeroMq).then_some("pkg-config and libzmq3-dev")
+        match self {
+            Self::ZeroMq => Some("pkg-config and libzmq3-dev"),
+            Self::Aeron => Some("cmake 3.30 or newer, libclang-dev, uuid-dev and libbsd-dev"),
+            _ => None,
+        }
     }
 }
 

@@ -237,7 +237,8 @@ settings! {
     /// Shards: the threads that move data.
     pub struct ShardConfig {
         /// Whether each shard stays on one CPU. `auto`: only when there are fewer shards than CPUs that the process
-        /// may use.
+        /// may use. Shards get cores of their own first, spread over the NUMA nodes, then second threads of cores; `weir
+        /// shards` shows which.
         [Bounds::OneOf(PinMode::NAMES), "word", Scope::Restart,
             "a pinned shard cannot leave a CPU that others use"]
         pin: PinMode = PinMode::Auto,

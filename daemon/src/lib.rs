@@ -21,3 +21,4 @@ pub mod node;
 pub mod observe;
 pub mod privileges;
 pub mod shard;
+pub mod topology;

@@ -15,6 +15,7 @@
 //! | [`routing`] | what the catalog asks for: channels, announcements, failures |
 //! | [`data_links`] | which data links exist |
 //! | [`link_sockets`] | the sockets of data links: dialled, accepted, handed to shards, turned away |
+//! | [`shards`] | where shards are, and what they do |
 //! | [`plan`] | the job graph of what is attached |
 //! | [`tasks_times`], [`stats`] | what tasks and channels do, here and at the peers |
 //! | [`drain`] | how a node stops |
@@ -43,6 +44,7 @@ mod peers;
 mod plan;
 mod report;
 mod routing;
+mod shards;
 mod stats;
 mod tasks_facts;
 mod tasks_times;
@@ -88,7 +90,9 @@ use options::os;
 pub use options::{NodeEnd, NodeOptions, StartError};
 
 use attachments::Attachments;
-use beside::{accept_clients, accept_peers, collect_stalls, look_for_sockets, sample_load, until};
+use beside::{
+    accept_clients, accept_peers, collect_stalls, keep_places, look_for_sockets, sample_load, until,
+};
 use configuration::Configure;
 use creation::WaitingGates;
 use data_links::{DataLinks, Route, SocketName, Step};
@@ -108,6 +112,9 @@ const LOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time between looks for the node's own sockets.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time between looks at where shards run.
+const PLACE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often stalls that the probes have told are taken from them.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(1);
@@ -419,6 +426,7 @@ impl Node {
         self.watch_regions();
         self.tasks.spawn(sample_load(self.shards.clone(), self.events.clone()));
         self.tasks.spawn(tasks_times::read(self.events.clone()));
+        self.tasks.spawn(keep_places(self.options.placement.clone()));
     }
 
     /// Where links from other nodes are accepted.

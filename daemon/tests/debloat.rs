@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{Daemon, Guarded, Pair, channels, eventually, feed, lines, number, send, signal, weir};
+use common::{Daemon, Guarded, Pair, Source, channels, eventually, feed, number, send, signal, weir};
 use rustix::process::Signal;
 use serde_json::Value;
 use weir_client::{
@@ -87,25 +87,24 @@ fn a_stopped_consumer_that_comes_back_gets_everything_once_and_records_of_any_le
     let receiver = recv_with(&pair.b, "x", &[]);
     let mut sender = send(&pair.a, "x", FORWARD);
     // Among them records of 100,000 bytes, of which 4 KiB are wanted.
-    let input = lines(4 << 20);
-    let feeder = feed(&mut sender, input.clone());
-    eventually("records flow", || {
-        channels(&pair.b, "x", "receive").iter().any(|row| number(row, "bytes_total") > 0).then_some(())
-    });
+    let source = Source::start(&mut sender);
+    let sent = || channels(&pair.a, "x", "send").first().map_or(0, |row| number(row, "bytes_total"));
+    let mut flowed = 0;
     for _ in 0..3 {
+        eventually("records flow", || (sent() > flowed).then_some(()));
         signal(receiver.child.id(), Signal::STOP);
-        let rests = || channels(&pair.a, "x", "send").first().map(|row| number(row, "bytes_total"));
-        eventually("nothing moves", || {
-            let before = rests();
+        flowed = eventually("nothing moves", || {
+            let before = sent();
             thread::sleep(Duration::from_millis(200));
-            (rests() == before).then_some(())
+            (sent() == before).then_some(before)
         });
         signal(receiver.child.id(), Signal::CONT);
     }
+    eventually("records flow again", || (sent() > flowed).then_some(()));
+    let input = source.end();
     let output = receiver.output();
     assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
     assert!(sender.output().status.success());
-    feeder.join().expect("the feeder");
 }
 
 fn task(run_dir: &Path) -> Task {

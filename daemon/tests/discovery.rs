@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
-use common::{Daemon, DaemonOptions, eventually, free_address, recv, send, signal, subsystem};
+use common::{Daemon, DaemonOptions, eventually, free_port_at, recv, send, signal, subsystem};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -22,7 +23,8 @@ fn state(line: &Value) -> &str {
 #[test]
 fn daemons_find_each_other_and_themselves_not_also_after_a_reload() {
     let directory = TempDir::new().expect("a directory");
-    let (at_a, at_b) = (free_address(), free_address());
+    // Where localhost is.
+    let (at_a, at_b) = (free_port_at(Ipv4Addr::LOCALHOST), free_port_at(Ipv4Addr::LOCALHOST));
     let named = |address: &str| address.replace("127.0.0.1", "localhost");
     configure(directory.path(), "a", None);
     let a = Daemon::start(directory.path(), &DaemonOptions::new("a", &at_a));

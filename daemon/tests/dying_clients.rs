@@ -11,7 +11,7 @@ use clients::Random;
 use clients::healthy::Healthy;
 use clients::resources::Resources;
 use clients::victim::{End, When, kill_one};
-use common::{Daemon, DaemonOptions, eventually, feed, free_address, lines, memory_used, recv, send, signal};
+use common::{Daemon, DaemonOptions, Source, eventually, free_address, memory_used, recv, send, signal};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -34,14 +34,13 @@ fn start(directory: &TempDir) -> Daemon {
 fn a_client_that_stands_still_for_90_s_goes_on_where_it_was() {
     let directory = TempDir::new().expect("a directory");
     let mut daemon = start(&directory);
-    let input = lines(24 << 20);
     let pairs: Vec<_> = ["reader", "writer"]
         .into_iter()
         .map(|exchange| {
             let receiver = recv(&daemon, exchange, "0/1");
             let mut sender = send(&daemon, exchange, &["--strategy", "forward", "--consumers", "1"]);
-            let feeder = feed(&mut sender, input.clone());
-            (receiver, sender, feeder)
+            let source = Source::start(&mut sender);
+            (receiver, sender, source)
         })
         .collect();
     eventually("records flow in both", || {
@@ -71,11 +70,11 @@ fn a_client_that_stands_still_for_90_s_goes_on_where_it_was() {
     for pid in stopped {
         signal(pid, Signal::CONT);
     }
-    for (receiver, sender, feeder) in pairs {
+    for (receiver, sender, source) in pairs {
+        let input = source.end();
         let output = receiver.output();
         assert!(output.stdout == input, "nothing was lost: {}", String::from_utf8_lossy(&output.stderr));
         assert!(sender.output().status.success());
-        feeder.join().expect("the feeder");
     }
     eventually("everything is back", || (memory_used(&daemon) == 0).then_some(()));
     assert!(daemon.is_running());

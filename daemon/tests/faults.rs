@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
 use common::{
-    Daemon, DaemonOptions, Guarded, Pair, WEIR, channels, eventually, feed, free_address, lines, memory_used,
-    recv, send, signal, weir,
+    Daemon, DaemonOptions, Guarded, Pair, Source, WEIR, channels, eventually, feed, free_address, lines,
+    memory_used, recv, send, signal, weir,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -167,7 +167,7 @@ fn a_killed_producer_gives_its_memory_back_and_its_consumer_gets_the_reason() {
     let pair = Pair::start();
     let receiver = recv(&pair.b, "x", "0/1");
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    let _feeder = feed(&mut sender, lines(256 << 20));
+    let _source = Source::start(&mut sender);
     eventually("records flow", || {
         channels(&pair.b, "x", "receive")
             .iter()
@@ -186,7 +186,7 @@ fn a_killed_consumer_gives_its_memory_back_and_its_producer_gets_the_reason() {
     let pair = Pair::start();
     let mut receiver = recv(&pair.b, "x", "0/1");
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    let _feeder = feed(&mut sender, lines(256 << 20));
+    let _source = Source::start(&mut sender);
     eventually("records flow", || {
         channels(&pair.b, "x", "receive")
             .iter()
@@ -205,7 +205,7 @@ fn a_killed_daemon_ends_channels_on_the_other_node_with_the_reason() {
     let mut pair = Pair::start();
     let receiver = recv(&pair.b, "x", "0/1");
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    let _feeder = feed(&mut sender, lines(256 << 20));
+    let _source = Source::start(&mut sender);
     eventually("records flow", || {
         channels(&pair.b, "x", "receive")
             .iter()

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use clients::Random;
 use clients::healthy::Healthy;
 use clients::life::{ATTACKS, Life};
-use clients::resources::Resources;
+use clients::resources::{Resources, settle};
 use common::{Daemon, DaemonOptions, free_address};
 use tempfile::TempDir;
 
@@ -89,7 +89,7 @@ fn five_hundred_clients_that_corrupt_what_they_share_harm_nobody_and_are_told_th
             let context = format!("seed {seed}, attack {index}");
             life.spend(ATTACKS[index], &mut random, &context);
         } else {
-            let field = life.rave(&mut random, &format!("seed {seed}"));
+            let field = life.rave(&mut random, &format!("seed {seed}"), || settle(&alone.daemon));
             *detached.lock().expect("unpoisoned").entry(field).or_insert(0) += 1;
         }
         if seed % 25 == 0 {

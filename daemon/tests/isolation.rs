@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    Pair, Usage, channels, eventually, feed, lines, memory_used, number, recv, send, signal, sorted,
+    Pair, Source, Usage, channels, eventually, feed, lines, memory_used, number, recv, send, signal, sorted,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -17,8 +17,7 @@ fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
     let pair = Pair::start_with(&["--shards", "1"]);
     let stopped = recv(&pair.b, "stuck", "0/1");
     let mut stuck = send(&pair.a, "stuck", &["--strategy", "forward", "--consumers", "1"]);
-    let stuck_input = lines(16 << 20);
-    let stuck_feeder = feed(&mut stuck, stuck_input.clone());
+    let source = Source::start(&mut stuck);
     eventually("records flow", || {
         channels(&pair.b, "stuck", "receive").iter().any(|row| number(row, "bytes_total") > 0).then_some(())
     });
@@ -47,10 +46,10 @@ fn a_stopped_consumer_stops_its_own_channel_and_shows_as_the_one_that_waits() {
     });
 
     signal(stopped.child.id(), Signal::CONT);
+    let stuck_input = source.end();
     let output = stopped.output();
     assert!(output.stdout == stuck_input, "nothing was lost while it stood still");
     assert!(stuck.output().status.success());
-    stuck_feeder.join().expect("the feeder");
 }
 
 #[test]
@@ -58,22 +57,25 @@ fn memory_does_not_grow_while_a_consumer_is_stopped() {
     let pair = Pair::start_on_ordinary_pages();
     let stopped = recv(&pair.b, "held", "0/1");
     let mut sender = send(&pair.a, "held", &["--strategy", "forward", "--consumers", "1"]);
-    let _feeder = feed(&mut sender, lines(64 << 20));
+    let _source = Source::start(&mut sender);
     eventually("records flow", || {
         channels(&pair.b, "held", "receive").iter().any(|row| number(row, "bytes_total") > 0).then_some(())
     });
     signal(stopped.child.id(), Signal::STOP);
-    let at_rest = eventually("nothing moves", || {
-        let before = channels(&pair.a, "held", "send").remove(0)["bytes_total"].clone();
-        std::thread::sleep(std::time::Duration::from_millis(200));
+    let limits = Limits::default();
+    let segments = u64::from(GateBuffers::of(1, limits.exclusive, limits.floating).total);
+    let held = || number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held");
+    let sent_and_queued = || {
         let row = channels(&pair.a, "held", "send").remove(0);
-        (row["bytes_total"] == before).then_some(row)
+        (number(&row, "credit") == 0).then(|| ["bytes_total", "queued_bytes"].map(|key| number(&row, key)))
+    };
+    let at_rest = eventually("its whole pool is held, and nothing moves", || {
+        let before = sent_and_queued()?;
+        // Longer than the buffer timeout: all that was emitted is with the daemon.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        (held() == segments && sent_and_queued()? == before && before[1] > 0).then_some(before)
     });
     let used = [memory_used(&pair.a), memory_used(&pair.b)];
-    let held = number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held");
-    let limits = Limits::default();
-    let segments = GateBuffers::of(1, limits.exclusive, limits.floating).total;
-    assert_eq!(held, u64::from(segments), "its whole pool, not a segment more or less");
     let resident = [Usage::of(&pair.a).resident_bytes, Usage::of(&pair.b).resident_bytes];
     std::thread::sleep(std::time::Duration::from_secs(2));
     for (daemon, before) in [&pair.a, &pair.b].into_iter().zip(resident) {
@@ -81,12 +83,8 @@ fn memory_does_not_grow_while_a_consumer_is_stopped() {
         assert!(now < before + (8 << 20), "processes do not grow: {before}, then {now} bytes");
     }
     assert_eq!([memory_used(&pair.a), memory_used(&pair.b)], used, "regions are what they were");
-    let row = channels(&pair.a, "held", "send").remove(0);
-    assert_eq!(
-        (&row["bytes_total"], &row["queued_bytes"]),
-        (&at_rest["bytes_total"], &at_rest["queued_bytes"])
-    );
-    assert_eq!(number(&channels(&pair.b, "held", "receive").remove(0), "receiver_held"), held);
+    assert_eq!(sent_and_queued(), Some(at_rest));
+    assert_eq!(held(), segments, "its whole pool, not a segment more or less");
     signal(stopped.child.id(), Signal::CONT);
 }
 

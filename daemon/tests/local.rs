@@ -8,8 +8,8 @@ use std::process::Stdio;
 
 use clients::raw::RawClient;
 use common::{
-    Daemon, DaemonOptions, Guarded, channels, eventually, feed, free_address, lines, memory_used, number,
-    recv, send, signal, sorted, weir,
+    Daemon, DaemonOptions, Guarded, Source, channels, eventually, feed, free_address, lines, memory_used,
+    number, recv, send, signal, sorted, weir,
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::Signal;
@@ -52,19 +52,23 @@ fn records_stay_where_they_were_written_whatever_shards_the_two_ends_are_on() {
     for shards in ["1", "3"] {
         let directory = TempDir::new().expect("a directory");
         let daemon = start(&directory, shards);
-        let input = lines(INPUT_BYTES);
         let receiver = recv(&daemon, "x", "0/1");
         let mut sender = send(&daemon, "x", &["--strategy", "forward", "--consumers", "1"]);
-        let feeder = feed(&mut sender, input.clone());
+        let source = Source::start(&mut sender);
         eventually("the consumer reads in the producer's memory, and may not write there", || {
             (send_regions(receiver.child.id()) == ["r--s"]).then_some(())
         });
         assert_eq!(data_links(&daemon), 0, "no link carries it");
+        // Enough that the producer has waited for its consumer many times.
+        eventually("much has passed", || {
+            let rows = channels(&daemon, "x", "send");
+            (number(rows.first()?, "bytes_total") > INPUT_BYTES as u64).then_some(())
+        });
+        let input = source.end();
         let output = receiver.output();
         assert!(output.status.success(), "recv: {}", String::from_utf8_lossy(&output.stderr));
         assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
         assert!(sender.output().status.success());
-        feeder.join().expect("the feeder");
         all_is_given_back(&daemon);
     }
 }

@@ -12,11 +12,11 @@ use tempfile::TempDir;
 use weir_client::{Client, ConsumerDeath, Error, FailureCode, PartitionOptions, Strategy};
 
 /// A grace that is long beside the time in which the loss of a socket is noticed, and short beside a test.
-const CONFIG: &str = "[link]\nheartbeat_interval = '200ms'\nheartbeat_timeout = '1500ms'\ngrace = '3s'\n\
+const CONFIG: &str = "[link]\nheartbeat_interval = '200ms'\nheartbeat_timeout = '4s'\ngrace = '6s'\n\
                       [memory]\nhugepages = 'off'\n";
 
 /// How long a link is waited for, at the least: the grace counts from when the peer was last heard.
-const WAITED_MIN: Duration = Duration::from_millis(2500);
+const WAITED_MIN: Duration = Duration::from_millis(5500);
 
 /// Records that are emitted after the loss was told.
 const RECORDS_AFTER: u64 = 20_000;
@@ -51,6 +51,21 @@ fn numbers(output: &[u8]) -> BTreeSet<u64> {
     numbers
 }
 
+/// Emits until the producer's node has heard from node `c` of what was sent after a moment: that moment. The grace counts
+/// from later, then, and not from before a pause of the machine.
+fn heard(producing: &Daemon, mut emit: impl FnMut()) -> Instant {
+    let began = Instant::now();
+    let row = || common::channels(producing, "x", "send").into_iter().find(|row| row["peer"] == "c");
+    let sent = common::number(&row().expect("a channel"), "bytes_total");
+    eventually("what was sent since is acknowledged", || {
+        (0..500).for_each(|_| emit());
+        let row = row()?;
+        let acknowledged = common::number(&row, "bytes_total") - common::number(&row, "unacked_bytes");
+        (acknowledged > sent).then_some(())
+    });
+    began
+}
+
 fn record(number: u64) -> String {
     format!("{number} {:1$}", "", (number % 397) as usize)
 }
@@ -79,7 +94,10 @@ fn a_producer_goes_on_without_a_consumer_whose_node_is_lost_and_counts_what_is_l
         }
         (has_arrived(&staying) && has_arrived(&lost)).then_some(())
     });
-    let began = Instant::now();
+    let began = heard(&producing, || {
+        partition.emit(record(emitted).as_bytes()).expect("emit");
+        emitted += 1;
+    });
     lost.kill();
     // Until the grace has passed nobody knows whether the node comes back: what is for its consumer waits.
     while partition.lost_consumers() == 0 {
@@ -132,7 +150,7 @@ fn a_producer_that_needs_all_its_consumers_fails_when_the_node_of_one_is_lost() 
         let rows = common::channels(&producing, "x", "send");
         (rows.iter().filter(|row| row["state"] == "open").count() == 2).then_some(())
     });
-    let began = Instant::now();
+    let began = heard(&producing, || emit().expect("emit"));
     lost.kill();
     let error = loop {
         match emit() {

@@ -38,8 +38,12 @@ use tempfile::TempDir;
 
 const FORWARD: &[&str] = &["--strategy", "forward", "--consumers", "1"];
 
-/// Heartbeats and grace short enough for a test to see their end.
-const BRISK: &str = "[link]\nheartbeat_interval = '200ms'\nheartbeat_timeout = '1s'\ngrace = '2s'\n";
+/// A peer that takes nothing is given up after a time that a test can wait for.
+const BRISK: &str = "[link]\nheartbeat_interval = '200ms'\nheartbeat_timeout = '3s'\ngrace = '4s'\n";
+
+/// No link is given up for its silence, nor one that was cut, before a test is over: for peers that answer nothing while
+/// others have their turn, and for those that come back.
+const PATIENT: &str = "[link]\nheartbeat_timeout = '10min'\ngrace = '20min'\n";
 
 /// What a daemon may need more than before while it is attacked, in bytes of resident memory.
 const MEMORY_MORE: u64 = 64 << 20;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use common::{
-    Daemon, DaemonOptions, Pair, channels, eventually, feed, free_address, lines, recv, send, subsystem, weir,
+    Daemon, DaemonOptions, Pair, Source, channels, eventually, feed, free_address, lines, recv, send,
+    subsystem, weir,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -116,7 +117,7 @@ fn sockets_are_watched_by_a_daemon_that_could_not_load_probes_any_more() {
     assert!(attached > 0 && line["detail"].as_str().expect("a text").starts_with(&said), "{line} {report}");
     let receiver = recv(&b, "x", "0/1");
     let mut sender = send(&a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    let feeder = feed(&mut sender, lines(4 << 20));
+    let source = Source::start(&mut sender);
     eventually("a channel", || (!channels(&a, "x", "send").is_empty()).then_some(()));
     let watched = eventually("a socket that is watched", || {
         let line = subsystem(&a, "probes")?;
@@ -124,8 +125,10 @@ fn sockets_are_watched_by_a_daemon_that_could_not_load_probes_any_more() {
         Some(line)
     });
     assert!(!watched.to_string().contains("were not watched"), "{watched}");
-    feeder.join().expect("fed");
-    assert!(sender.output().status.success() && receiver.output().status.success());
+    let text = source.end();
+    assert!(sender.output().status.success());
+    let received = receiver.output();
+    assert!(received.status.success() && received.stdout == text);
 }
 
 /// A ring that was made with CAP_IPC_LOCK charges nobody for what it sends without a copy, although the daemon has the

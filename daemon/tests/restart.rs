@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 
 use common::{
-    Daemon, DaemonOptions, Guarded, PATIENCE, channels, eventually, feed, free_address, lines, recv, send,
-    signal, subsystem,
+    Daemon, DaemonOptions, Guarded, PATIENCE, Source, channels, eventually, free_address, recv, send, signal,
+    subsystem,
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -260,6 +260,9 @@ fn every_call_that_waits_ends_when_the_daemon_is_killed_and_what_is_read_stays()
         let row = channels(&nodes.daemons[0], "emit", "send").pop()?;
         (row["queued_bytes"].as_u64()? > 200_000).then_some(())
     });
+    eventually("a gate waits for its producer", || {
+        nodes.daemons[0].ask("plan").to_string().contains("never").then_some(())
+    });
     nodes.daemons[0].kill();
     nodes.start_again(0);
     killed.wait();
@@ -314,7 +317,7 @@ impl Stuck {
     fn start(nodes: &Nodes) -> Self {
         let receiver = recv(&nodes.daemons[1], "x", "0/1");
         let mut sender = send(&nodes.daemons[0], "x", &["--strategy", "forward", "--consumers", "1"]);
-        drop(feed(&mut sender, lines(64 << 20)));
+        drop(Source::start(&mut sender));
         eventually("records flow", || {
             let rows = channels(&nodes.daemons[1], "x", "receive");
             rows.iter().any(|row| row["bytes_total"].as_u64() > Some(0)).then_some(())
@@ -498,15 +501,27 @@ fn a_producer_goes_on_without_a_consumer_that_dies_and_counts_what_is_lost() {
             numbers
         })
     });
+    let (die, is_to_die) = mpsc::channel::<()>();
     let died = spawn(move || {
         let mut numbers = Vec::new();
         while numbers.len() < 300 {
             let Some(Item::Record(found)) = dying.next().expect("no failure") else { panic!("no end yet") };
             numbers.push(found[8..16].try_into().map(u64::from_le_bytes).expect("8 bytes"));
         }
+        is_to_die.recv().expect("the test says when");
         numbers
     });
     let mut number = 0;
+    eventually("some that it will not read are on their way to it", || {
+        for _ in 0..200 {
+            partition.emit(&record(1, number)).expect("emitted");
+            number += 1;
+        }
+        let rows = channels(&nodes.daemons[0], "x", "send");
+        let row = rows.iter().find(|row| row["consumer"] == 0)?;
+        (row["queued_bytes"].as_u64() > Some(0)).then_some(())
+    });
+    die.send(()).expect("it reads");
     let deadline = std::time::Instant::now() + PATIENCE;
     while partition.lost_consumers() == 0 {
         partition.emit(&record(1, number)).expect("emitted");

@@ -9,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 use std::thread::JoinHandle;
 
 use common::{
-    Daemon, DaemonOptions, Guarded, PATIENCE, channels, eventually, feed, free_address, lines, memory_used,
-    recv, send,
+    Daemon, DaemonOptions, Guarded, PATIENCE, Source, channels, eventually, feed, free_address, lines,
+    memory_used, recv, send,
 };
 use proxy::{Cut, Fault, Kind, Plan, Proxy, Way};
 use tempfile::TempDir;
@@ -55,10 +55,19 @@ impl Apart {
     }
 }
 
-/// Silence is noticed soon, so that a test of it is short.
+/// Silence is noticed soon, so that a test of it is short; and late enough that a daemon which stands still for a moment is
+/// not taken for lost.
 fn config(grace: &str) -> String {
-    format!("[link]\nheartbeat_interval = \"200ms\"\nheartbeat_timeout = \"1s\"\ngrace = \"{grace}\"\n")
+    format!("[link]\nheartbeat_interval = \"200ms\"\nheartbeat_timeout = \"4s\"\ngrace = \"{grace}\"\n")
 }
+
+/// Silence is not noticed: for cuts that both ends see at once.
+fn unhurried(grace: &str) -> String {
+    format!("[link]\nheartbeat_timeout = \"5min\"\ngrace = \"{grace}\"\n")
+}
+
+/// A grace that a test can wait for.
+const SHORT_GRACE: &str = "5s";
 
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -96,11 +105,7 @@ impl Stream {
 
     /// Both ends succeed, and what came is what was sent.
     fn finish(self) {
-        let received = self.receiver.output();
-        assert!(received.status.success(), "recv: {}", text(&received));
-        assert!(received.stdout == self.input, "{} of {} bytes", received.stdout.len(), self.input.len());
-        let sent = self.sender.output();
-        assert!(sent.status.success(), "send: {}", text(&sent));
+        assert_arrived(self.sender, self.receiver, &self.input);
         self.feeder.join().expect("the feeder");
     }
 
@@ -126,6 +131,15 @@ impl Stream {
         self.feeder.join().expect("the feeder");
         [text(&sent), text(&received)]
     }
+}
+
+/// Both ends succeed, and what came is what was sent.
+fn assert_arrived(sender: Guarded, receiver: Guarded, input: &[u8]) {
+    let received = receiver.output();
+    assert!(received.status.success(), "recv: {}", text(&received));
+    assert!(received.stdout == input, "{} of {} bytes", received.stdout.len(), input.len());
+    let sent = sender.output();
+    assert!(sent.status.success(), "send: {}", text(&sent));
 }
 
 /// Waits until records of this exchange arrive at a daemon.
@@ -181,7 +195,8 @@ fn records_in_both_directions_survive_every_kind_of_cut_many_times_in_a_row() {
 #[test]
 fn connections_that_are_cut_from_outside_at_any_moment_lose_nothing() {
     let apart = Apart::start(&config("20s"));
-    let stream = Stream::start(&apart.a, &apart.b, "x", 48 << 20);
+    let (mut sender, receiver) = Stream::connect(&apart.a, &apart.b, "x");
+    let source = Source::start(&mut sender);
     let kinds = [Cut::Reset, Cut::Finish, Cut::ResetDialler];
     for (number, cut) in kinds.into_iter().cycle().take(9).enumerate() {
         let made = apart.proxy.count(Kind::Data);
@@ -192,7 +207,7 @@ fn connections_that_are_cut_from_outside_at_any_moment_lose_nothing() {
         }
         eventually("the next connection", || (apart.proxy.count(Kind::Data) > made).then_some(()));
     }
-    stream.finish();
+    assert_arrived(sender, receiver, &source.end());
     apart.assert_clean();
 }
 
@@ -204,14 +219,14 @@ fn a_broadcast_over_connections_that_are_cut_gives_every_consumer_every_record_o
     let nodes = [&apart.b, &apart.a, &apart.b];
     let receivers: Vec<_> = (0..3).map(|j| recv(nodes[j], "all", &format!("{j}/3"))).collect();
     let mut sender = send(&apart.a, "all", &["--strategy", "broadcast", "--consumers", "3"]);
-    let input = lines(32 << 20);
-    let feeder = feed(&mut sender, input.clone());
+    let source = Source::start(&mut sender);
     let kinds = [Cut::Reset, Cut::Finish, Cut::ResetDialler];
     for cut in kinds.into_iter().cycle().take(9) {
         let made = apart.proxy.count(Kind::Data);
         eventually("a connection to be cut", || (apart.proxy.cut(Kind::Data, cut) > 0).then_some(()));
         eventually("the next connection", || (apart.proxy.count(Kind::Data) > made).then_some(()));
     }
+    let input = source.end();
     for (consumer, receiver) in receivers.into_iter().enumerate() {
         let output = receiver.output();
         assert!(output.status.success(), "recv {consumer}: {}", text(&output));
@@ -219,13 +234,12 @@ fn a_broadcast_over_connections_that_are_cut_gives_every_consumer_every_record_o
     }
     let sent = sender.output();
     assert!(sent.status.success(), "send: {}", text(&sent));
-    feeder.join().expect("the feeder");
     apart.assert_clean();
 }
 
 #[test]
 fn an_outage_that_is_longer_than_the_grace_fails_both_ends_and_the_next_exchange_gets_a_new_link() {
-    let apart = Apart::start(&config("1500ms"));
+    let apart = Apart::start(&config(SHORT_GRACE));
     let stream = Stream::endless(&apart.a, &apart.b, "x");
     apart.proxy.refuse(true);
     apart.proxy.cut(Kind::Data, Cut::Reset);
@@ -244,7 +258,7 @@ fn an_outage_that_is_longer_than_the_grace_fails_both_ends_and_the_next_exchange
 #[test]
 fn without_a_grace_a_link_that_breaks_fails_both_ends_at_once() {
     for [at_a, at_b] in [["0", "0"], ["0", "10min"], ["10min", "0"]] {
-        let apart = Apart::start_each(&config(at_a), &config(at_b));
+        let apart = Apart::start_each(&unhurried(at_a), &unhurried(at_b));
         let stream = Stream::endless(&apart.a, &apart.b, "x");
         apart.proxy.cut(Kind::Data, Cut::Reset);
         for text in stream.fail() {
@@ -265,27 +279,32 @@ fn without_a_grace_a_link_that_breaks_fails_both_ends_at_once() {
 /// Whichever end it is, and whether both are told of the cut or have to find out.
 #[test]
 fn of_two_nodes_the_one_with_the_smaller_grace_decides_for_both() {
-    for cut in [Cut::Reset, Cut::Silence] {
-        for [at_a, at_b] in [["1500ms", "10min"], ["10min", "1500ms"]] {
-            let apart = Apart::start_each(&config(at_a), &config(at_b));
-            let stream = Stream::endless(&apart.a, &apart.b, "x");
-            apart.proxy.refuse(true);
-            apart.proxy.cut(Kind::Data, cut);
-            for (text, peer) in stream.fail().iter().zip(["node b", "node a"]) {
-                for word in ["link lost", peer, "within 1.5 s (link.grace"] {
-                    assert!(text.contains(word), "{word:?} is missing in: {text}");
-                }
+    let decides = |cut, at_a, at_b| {
+        let apart = Apart::start_each(&config(at_a), &config(at_b));
+        let stream = Stream::endless(&apart.a, &apart.b, "x");
+        apart.proxy.refuse(true);
+        apart.proxy.cut(Kind::Data, cut);
+        for (text, peer) in stream.fail().iter().zip(["node b", "node a"]) {
+            for word in ["link lost", peer, "within 5 s (link.grace"] {
+                assert!(text.contains(word), "{word:?} is missing in: {text}");
             }
-            apart.assert_clean();
         }
-    }
+        apart.assert_clean();
+    };
+    std::thread::scope(|scope| {
+        for cut in [Cut::Reset, Cut::Silence] {
+            for [at_a, at_b] in [[SHORT_GRACE, "10min"], ["10min", SHORT_GRACE]] {
+                scope.spawn(move || decides(cut, at_a, at_b));
+            }
+        }
+    });
 }
 
 /// `a` hears nothing any more, which it finds out after its timeout and counts from the beginning; `b` heard `a` until
 /// then, and so waits longer.
 #[test]
 fn a_dialler_that_comes_back_after_its_peers_grace_hears_why_it_is_over() {
-    let config = "[link]\nheartbeat_interval = \"200ms\"\nheartbeat_timeout = \"3s\"\ngrace = \"3500ms\"\n";
+    let config = "[link]\nheartbeat_interval = \"200ms\"\nheartbeat_timeout = \"8s\"\ngrace = \"8500ms\"\n";
     let apart = Apart::start(config);
     let faults = vec![(60_000, Fault::Stall(PATIENCE))];
     apart.proxy.plan(Kind::Data, Plan { to_target: faults, ..Plan::default() });
@@ -305,7 +324,7 @@ fn a_dialler_that_comes_back_after_its_peers_grace_hears_why_it_is_over() {
 #[test]
 fn a_link_that_is_closed_for_what_came_on_it_fails_both_ends_at_once_with_the_reason() {
     for (way, closer) in [(Way::ToDialler, "b"), (Way::ToTarget, "a")] {
-        let apart = Apart::start(&config("10min"));
+        let apart = Apart::start(&unhurried("10min"));
         let (sender, receiver) = Stream::connect(&apart.a, &apart.b, "x");
         assert_eq!(apart.proxy.say(Kind::Data, way, &[0xa5; 64]), 1);
         for (output, end) in [(receiver.output(), "b"), (sender.output(), "a")] {
@@ -383,12 +402,12 @@ fn a_link_of_a_node_to_itself_goes_on_after_the_kernel_has_destroyed_it() {
         }
     };
     // Before anything is sent, and while records flow.
-    let ends = Stream::connect(&daemon, &daemon, "x");
+    let (mut sender, receiver) = Stream::connect(&daemon, &daemon, "x");
     destroy();
-    let stream = Stream::feed(ends, 64 << 20);
+    let source = Source::start(&mut sender);
     for _ in 0..4 {
         destroy();
     }
-    stream.finish();
+    assert_arrived(sender, receiver, &source.end());
     eventually("all memory is given back", || (memory_used(&daemon) == 0).then_some(()));
 }

@@ -58,7 +58,7 @@ fn it_says_when_it_is_ready_what_it_does_and_when_it_stops() {
             said => break said,
         }
     };
-    assert!(ready.starts_with("READY=1\nSTATUS=node a, links on 127.0.0.1:"), "{ready:?}");
+    assert!(ready.starts_with("READY=1\nSTATUS=node a, links on 127."), "{ready:?}");
     // Whoever is told may ask at once.
     assert_eq!(daemon.ask("status")["node"], "a");
     let line = manager.next().expect("the second");

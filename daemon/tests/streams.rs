@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use common::{
-    DaemonOptions, Guarded, Pair, WEIR, eventually, feed, free_address, lines, recv, send, sorted, subsystem,
-    weir,
+    DaemonOptions, Guarded, Pair, Source, WEIR, eventually, feed, free_address, lines, recv, send, sorted,
+    subsystem, weir,
 };
 use rustix::pipe::pipe;
 use rustix::process::Signal;
@@ -169,13 +169,12 @@ fn nothing_is_logged_for_each_buffer() {
     let pair = Pair::start_configured("[log]\nlevel = \"debug\"\nformat = \"json\"\n");
     let receiver = recv(&pair.b, "x", "0/1");
     let mut sender = send(&pair.a, "x", &["--strategy", "forward", "--consumers", "1"]);
-    let text = lines(48 << 20);
-    let feeder = feed(&mut sender, text.clone());
+    let source = Source::start(&mut sender);
     let sent = eventually("much is sent", || {
         let rows = common::channels(&pair.a, "x", "send");
         Some(common::number(rows.first()?, "buffers_total")).filter(|sent| *sent > 500)
     });
-    feeder.join().expect("fed");
+    let text = source.end();
     assert!(sender.output().status.success() && receiver.output().stdout == text);
     for daemon in [&pair.a, &pair.b] {
         // A turn that took long is the machine's, and as many as those may be.

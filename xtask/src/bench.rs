@@ -113,12 +113,15 @@ fn build_peers(tree: &Path, target: &Path) {
         return;
     }
     let mut features: Vec<&str> = Vec::new();
-    match missing_for_zeromq() {
-        None => features.extend(["--features", "zeromq"]),
-        Some(missing) => {
-            println!(
-                "bench: ZeroMQ is not measured: {missing} (Debian: apt-get install libzmq3-dev pkg-config)"
-            );
+    for (name, feature, missing, packages) in [
+        ("ZeroMQ", "zeromq", missing_for_zeromq(), "libzmq3-dev pkg-config"),
+        ("Aeron", "aeron", missing_for_aeron(), "cmake libclang-dev uuid-dev libbsd-dev zlib1g-dev"),
+    ] {
+        match missing {
+            None => features.extend(["--features", feature]),
+            Some(missing) => {
+                println!("bench: {name} is not measured: {missing} (Debian: apt-get install {packages})");
+            }
         }
     }
     println!(
@@ -133,14 +136,45 @@ fn build_peers(tree: &Path, target: &Path) {
     }
 }
 
-fn missing_for_zeromq() -> Option<&'static str> {
+fn missing_for_zeromq() -> Option<String> {
+    missing_package("libzmq")
+}
+
+/// What is missing of a library, by its name for pkg-config.
+fn missing_package(name: &str) -> Option<String> {
     let mut pkg_config = process::command("pkg-config");
-    pkg_config.args(["--exists", "libzmq"]).stdout(Stdio::null()).stderr(Stdio::null());
+    pkg_config.args(["--exists", name]).stdout(Stdio::null()).stderr(Stdio::null());
     match pkg_config.status() {
-        Err(_) => Some("pkg-config is missing"),
-        Ok(status) if !status.success() => Some("libzmq3-dev is missing"),
+        Err(_) => Some("pkg-config is missing".to_owned()),
+        Ok(status) if !status.success() => Some(format!("{name} is missing")),
         Ok(_) => None,
     }
+}
+
+/// Aeron is built from its source.
+fn missing_for_aeron() -> Option<String> {
+    let version = process::command("cmake").arg("--version").output();
+    let Some(found) = version.ok().and_then(|output| cmake_version(&String::from_utf8_lossy(&output.stdout)))
+    else {
+        return Some("cmake is missing".to_owned());
+    };
+    if found < CMAKE_MIN {
+        let (major, minor) = CMAKE_MIN;
+        return Some(format!(
+            "cmake is {}.{} and has to be {major}.{minor} (also as `pip install cmake`)",
+            found.0, found.1
+        ));
+    }
+    ["uuid", "libbsd"].into_iter().find_map(missing_package)
+}
+
+/// Oldest cmake that builds Aeron.
+const CMAKE_MIN: (u32, u32) = (3, 30);
+
+/// The version that cmake tells, such as 3.25 in "cmake version 3.25.1".
+fn cmake_version(told: &str) -> Option<(u32, u32)> {
+    let mut numbers = told.split_whitespace().nth(2)?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Builds another revision, in a work tree and a target directory that the next one uses again; where its bench is.
@@ -204,6 +238,14 @@ mod tests {
             assert_eq!(request.needs_peers, needed, "{words}");
             assert_eq!(request.rest.join(" "), words, "all is passed on");
         }
+    }
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert_eq!(cmake_version("cmake version 3.25.1\n\nCMake suite"), Some((3, 25)));
+        assert_eq!(cmake_version("cmake version 4.4.5"), Some((4, 4)));
+        assert_eq!(cmake_version("cmake"), None);
+        assert!((3, 5) < CMAKE_MIN && CMAKE_MIN < (4, 0));
     }
 
     #[test]

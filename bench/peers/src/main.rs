@@ -3,6 +3,8 @@
 
 mod byte_stream;
 mod messages;
+#[cfg(feature = "aeron")]
+mod over_aeron;
 mod over_h2;
 mod over_quinn;
 mod over_tokio;
@@ -51,7 +53,11 @@ fn serve(role: &str) -> Result<(), String> {
 }
 
 fn is_built_in(peer: Peer) -> bool {
-    peer != Peer::ZeroMq || cfg!(feature = "zeromq")
+    match peer {
+        Peer::ZeroMq => cfg!(feature = "zeromq"),
+        Peer::Aeron => cfg!(feature = "aeron"),
+        _ => true,
+    }
 }
 
 /// Starts the part in a thread of its own. The port of a receiver stands as the record count of worker 1.
@@ -72,6 +78,12 @@ fn start(options: Options, board: &Arc<Board>) -> Result<(), String> {
         (Peer::ZeroMq, true) => over_zeromq::receive(options, board),
         #[cfg(feature = "zeromq")]
         (Peer::ZeroMq, false) => over_zeromq::send(options, board),
+        #[cfg(feature = "aeron")]
+        (Peer::Aeron, true) => over_aeron::receive(options, board),
+        #[cfg(feature = "aeron")]
+        (Peer::Aeron, false) => over_aeron::send(options, board),
+        #[cfg(not(feature = "aeron"))]
+        (Peer::Aeron, _) => Err("built without Aeron".to_owned()),
         #[cfg(not(feature = "zeromq"))]
         (Peer::ZeroMq, _) => Err("built without ZeroMQ".to_owned()),
     }

@@ -24,7 +24,7 @@ impl Messages {
     }
 
     /// Writes the next one in place; whether there is one.
-    #[cfg(feature = "zeromq")]
+    #[cfg(any(feature = "aeron", feature = "zeromq"))]
     pub(crate) fn write(&mut self, message: &mut [u8]) -> bool {
         !self.board.is_ending() && self.source.record(message)
     }

@@ -60,7 +60,7 @@ impl Program {
             settings.notes.not_run(format!("{} (it needs {needs})", peer.name()));
         }
         let peers = wanted.iter().copied().filter(is_there).collect();
-        let directory = TempDir::new().map_err(|error| format!("no directory for the peers: {error}"))?;
+        let directory = directory().map_err(|error| format!("no directory for the peers: {error}"))?;
         Ok(Some(Self { path, peers, directory }))
     }
 
@@ -106,6 +106,11 @@ impl Program {
         app::end(vec![sender, receiver])?;
         Ok(times)
     }
+}
+
+/// A directory in memory, if there is one: what Aeron keeps there is its memory.
+fn directory() -> std::io::Result<TempDir> {
+    TempDir::new_in("/dev/shm").or_else(|_| TempDir::new())
 }
 
 /// What one round found of the bulk job.

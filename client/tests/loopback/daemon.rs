@@ -205,12 +205,7 @@ impl Daemon {
 
     /// Returns once a client waits for a gate of this exchange.
     pub(crate) fn await_gate(&self, exchange: &str) {
-        loop {
-            if self.waiting_gates().iter().any(|name| name == exchange) {
-                return;
-            }
-            std::thread::yield_now();
-        }
+        patiently(|| self.waiting_gates().iter().any(|name| name == exchange));
     }
 
     /// Everything that was submitted so far, and carried if it can be; clients see what came of it.
@@ -222,9 +217,7 @@ impl Daemon {
 
     /// Returns once so many submissions were made, and carried if they can be.
     pub(crate) fn await_submissions(&self, count: usize) {
-        while self.submissions().len() < count {
-            std::thread::yield_now();
-        }
+        patiently(|| self.submissions().len() >= count);
     }
 
     /// How many rings have a client that has announced to sleep, and was not rung since. They are not rung any more.
@@ -243,15 +236,23 @@ impl Daemon {
 
     /// Returns once the task is in this state.
     pub(crate) fn await_task_state(&self, cell: u32, state: TaskState) {
-        while self.task_state(cell) != Some(state) {
-            std::thread::yield_now();
-        }
+        patiently(|| self.task_state(cell) == Some(state));
     }
 
     /// Dies without a word.
     pub(crate) fn kill(&mut self) {
         self.tell(Command::Die);
         self.thread.take().expect("killed once").join().expect("the daemon did not panic");
+    }
+}
+
+/// Returns once this holds.
+#[track_caller]
+fn patiently(mut holds: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "it does not come to that");
+        std::thread::yield_now();
     }
 }
 

@@ -144,7 +144,15 @@ fn a_daemon_that_does_not_come_back_is_waited_for_so_long_and_then_named() {
     }
     // That is no verdict for ever.
     daemon.revive(Settings::default());
-    let (partition, gate) = pair(&task, PartitionOptions::default());
+    let began = Instant::now();
+    let partition = loop {
+        match task.partition("x", 0, 1, 1, Strategy::Forward, PartitionOptions::default()) {
+            // That client waits a short time for its daemon also now.
+            Err(Error::NotReattached { .. }) if began.elapsed() < Duration::from_secs(20) => {}
+            made => break made.expect("a partition"),
+        }
+    };
+    let gate = crate::gate_of(&task, "x");
     transfer(partition, gate, 10);
 }
 

@@ -40,7 +40,7 @@ fn a_mismatch_names_both_values_and_refuses_only_that_consumer() {
         (Shape { consumers: 4, ..right }, "consumer parallelism is 4 at the consumer and 2 at the producer"),
         (
             Shape { segment_bytes: 65536, ..right },
-            "segment_bytes is 65536 at the consumer and 4096 at the producer",
+            "segment size is 65536 at the consumer and 4096 at the producer",
         ),
         (Shape { checksum: true, ..right }, "checksum is true at the consumer and false at the producer"),
     ];

@@ -4,7 +4,7 @@
 use weir_flow::debloat::DebloatSpec;
 use weir_flow::exchange::{Name, Shape, Strategy};
 use weir_flow::ids::ProducerIndex;
-use weir_flow::limits::Limits;
+use weir_flow::limits::{Limits, RECORD_ROOM_BYTES};
 
 use crate::faults::Faults;
 use crate::rng::Rng;
@@ -303,7 +303,7 @@ impl Plan {
 }
 
 fn draw_limits(rng: &mut Rng) -> Limits {
-    let segment_bytes = rng.pick(&[4096, 4096, 4096, 8192]);
+    let segment_bytes = rng.pick(&[4096, 4096, 4096, 8192]) + RECORD_ROOM_BYTES;
     let batch_bytes_max = segment_bytes + 4096 + rng.pick(&[0, 1000, 30_000, 200_000]);
     Limits {
         segment_bytes,

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use weir_flow::exchange::{Shape, Strategy};
 use weir_flow::failure::Failure;
 use weir_flow::ids::{PartitionId, ProducerIndex, SegmentIndex, SubpartitionIndex};
+use weir_flow::limits::RECORD_ROOM_BYTES;
 use weir_flow::pool::partition::{PartitionPool, PartitionPoolSpec, Unavailable};
 use weir_flow::shard::{PartitionUpdate, Submission};
 
@@ -427,7 +428,9 @@ impl Producer {
             pending.at += piece.len();
             let complete = pending.at == pending.bytes.len();
             builder.records += u32::from(complete);
-            let full = builder.written == self.shape.segment_bytes;
+            let left = self.shape.segment_bytes - builder.written;
+            // As a client does it: no record begins in the room of a length.
+            let full = left == 0 || complete && left <= RECORD_ROOM_BYTES;
             self.builders[subpartition] = Some(builder);
             if full {
                 self.submit(subpartition, true, common)?;

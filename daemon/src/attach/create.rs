@@ -19,6 +19,7 @@ use weir_ipc::layout::{GateLayout, PartitionLayout, SEGMENTS_MAX};
 use weir_ipc::partition_port::PartitionEndpoint;
 
 use super::descriptors;
+use crate::memory::numa::{BytesByNode, NodeChoice, Preference};
 use crate::memory::{Backing, HugepageMode, ReceiveRegion, RegionError, SendRegion, planned_bytes};
 
 /// Segments of one partition or gate, each number `None` where the node's default holds.
@@ -145,6 +146,8 @@ pub struct MemoryPlan {
     pub segment_bytes: u32,
     /// Whether regions are made of hugepages.
     pub hugepages: HugepageMode,
+    /// The NUMA node of regions.
+    pub node: NodeChoice,
 }
 
 /// The memory of a partition or gate: every number is within its bounds, and nothing is made yet.
@@ -175,6 +178,8 @@ pub struct Made {
     pub bytes: u64,
     /// What the region is made of.
     pub backing: Backing,
+    /// On which NUMA nodes the region is, as far as the kernel tells.
+    pub by_node: BytesByNode,
     /// What the node keeps, to lend the region of a producer to consumers on this node.
     pub lending: Lending,
 }
@@ -250,23 +255,30 @@ impl RegionPlan {
     /// # Errors
     /// No hugepages where they are required, or what the kernel answers. Nothing is left behind then.
     pub fn make(&self) -> Result<Made, Failure> {
-        let MemoryPlan { segment_bytes, hugepages } = self.memory;
+        let MemoryPlan { segment_bytes, hugepages, node } = self.memory;
+        let _preference = Preference::begin(node.preferred());
+        let by_node = |bytes, nodes: &dyn Fn() -> BytesByNode| match node {
+            NodeChoice::Only(node) => node.into_iter().map(|node| (node, bytes)).collect(),
+            NodeChoice::Preferred(_) => nodes(),
+        };
         match self.ends {
             PlannedEnds::Partition { subpartitions } => {
                 let (region, file, segments) = SendRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
+                let by_node = by_node(bytes, &|| region.nodes());
                 let readable = SendRegion::readable(&file).ok();
                 let layout = PartitionLayout { segments, subpartitions };
                 let (endpoint, rings) = checked(PartitionEndpoint::create(&layout))?;
                 let ends = Ends::Partition(endpoint, region);
                 let lending = Lending::Region(readable);
-                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, lending })
+                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, by_node, lending })
             }
             PlannedEnds::Gate { channels } => {
                 let (region, file, segments) = ReceiveRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
+                let by_node = by_node(bytes, &|| region.nodes());
                 let layout = GateLayout { segments, channels };
                 let pair = socket::region_pair().map_err(|error| {
                     Failure::new(
@@ -277,7 +289,7 @@ impl RegionPlan {
                 let (endpoint, rings) = checked(GateEndpoint::create(&layout))?;
                 let ends = Ends::Gate(endpoint, region);
                 let (descriptors, lending) = (vec![rings, file, pair.1], Lending::Socket(pair.0));
-                Ok(Made { ends, descriptors, segments, bytes, backing, lending })
+                Ok(Made { ends, descriptors, segments, bytes, backing, by_node, lending })
             }
         }
     }

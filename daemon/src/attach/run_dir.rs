@@ -178,13 +178,14 @@ impl RunDir {
     /// # Errors
     /// As of [`RunDir::lock`].
     pub fn lock_with(path: &Path, inherited: &mut Inherited) -> Result<Self, RunDirError> {
-        Self::lock_and(path, inherited, write_pid)
+        Self::lock_and(path, inherited, LAST_BREATH, write_pid)
     }
 
-    /// The same, with how the lock file is written.
+    /// The same, with how long a socket is waited for, and how the lock file is written.
     fn lock_and(
         path: &Path,
         inherited: &mut Inherited,
+        last_breath: Duration,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<Self, RunDirError> {
         make(path)?;
@@ -216,7 +217,7 @@ impl RunDir {
             let file = path.join(file);
             let socket = inherited.take(name, |socket| check_inherited(socket, &file, kind));
             if socket.is_none() {
-                clear(&file, kind)?;
+                clear_within(&file, kind, last_breath)?;
             }
             Ok(socket)
         };
@@ -415,7 +416,12 @@ pub(crate) fn occupant(path: &Path, kind: SocketType) -> Result<Occupant, RunDir
 /// # Errors
 /// Something lies there that no dead daemon has left, or it cannot be removed.
 pub(crate) fn clear(path: &Path, kind: SocketType) -> Result<(), RunDirError> {
-    let patience = Instant::now() + LAST_BREATH;
+    clear_within(path, kind, LAST_BREATH)
+}
+
+/// The same, with how long a socket is waited for whose process may be about to end.
+fn clear_within(path: &Path, kind: SocketType, last_breath: Duration) -> Result<(), RunDirError> {
+    let patience = Instant::now() + last_breath;
     loop {
         match occupant(path, kind)? {
             Occupant::Nothing => return Ok(()),
@@ -552,15 +558,17 @@ mod tests {
             (Errno::ACCESS, "needed: a directory that this user may write"),
         ];
         for (errno, needed) in needs {
-            let refused = RunDir::lock_and(dir.path(), &mut Inherited::default(), |_| Err(errno.into()))
-                .unwrap_err()
-                .to_string();
+            let refused =
+                RunDir::lock_and(dir.path(), &mut Inherited::default(), LAST_BREATH, |_| Err(errno.into()))
+                    .unwrap_err()
+                    .to_string();
             assert!(refused.contains(needed) && refused.contains("--run-dir"), "{refused}");
             assert!(!dir.path().join(LOCK_FILE).exists());
         }
         // What an earlier daemon wrote stays.
         drop(RunDir::lock(dir.path()).unwrap());
-        RunDir::lock_and(dir.path(), &mut Inherited::default(), |_| Err(Errno::NOSPC.into())).unwrap_err();
+        RunDir::lock_and(dir.path(), &mut Inherited::default(), LAST_BREATH, |_| Err(Errno::NOSPC.into()))
+            .unwrap_err();
         assert!(dir.path().join(LOCK_FILE).exists());
     }
 
@@ -646,7 +654,9 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             drop(socket);
         });
-        let mut second = RunDir::lock(dir.path()).unwrap();
+        let patience = Duration::from_secs(60);
+        let mut second =
+            RunDir::lock_and(dir.path(), &mut Inherited::default(), patience, write_pid).unwrap();
         assert!(!path.exists());
         second.listen().unwrap();
         ending.join().unwrap();

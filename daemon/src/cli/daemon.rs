@@ -152,8 +152,8 @@ fn run(
     let observer = wiring::observer(&config)?;
     let mut privileges = Privileges::default();
     privileges.give_up(PROBES);
-    let Shards { senders, reports, threads } = Shards::start(&config, &observer, &mut privileges)?;
-    let options = wiring::node_options(&config, loaded.key.clone(), observer, privileges)?;
+    let Shards { senders, reports, placement, threads } = Shards::start(&config, &observer, &mut privileges)?;
+    let options = wiring::node_options(&config, loaded.key.clone(), observer, privileges, placement)?;
     let stop = senders.clone();
     let outcome = runtime.block_on(async {
         let node = Node::start_on(ground, options, senders, reports).map_err(start_problem)?;

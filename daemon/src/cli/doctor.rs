@@ -16,6 +16,7 @@ use crate::doctor::memory::MemoryFacts;
 use crate::doctor::network::NetworkFacts;
 use crate::doctor::places::PlaceFacts;
 use crate::doctor::process::ProcessFacts;
+use crate::doctor::processors::ProcessorFacts;
 use crate::doctor::rings::RingFacts;
 use crate::doctor::root::Root;
 use crate::doctor::{self, Facts, Row, State, Subject, peers};
@@ -102,10 +103,12 @@ fn find(root: &Root, config: &Config, daemon: Option<u32>, said: Option<StatusRe
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let link = LinkOptions { congestion: config.congestion().map(str::to_owned), ..LinkOptions::default() };
     let is_answered = said.is_some();
+    let limits = ProcessFacts::read(root, &process);
     Facts {
         kernel: KernelFacts::read(root, release),
         rings: RingFacts::find(config),
-        process: ProcessFacts::read(root, &process),
+        processors: ProcessorFacts::read(root, &process, &limits),
+        process: limits,
         memory: MemoryFacts::read(root, &process),
         network: NetworkFacts::read(root, options::check(&link).map_err(|error| error.to_string())),
         peers: peers::find(config),

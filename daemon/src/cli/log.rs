@@ -26,8 +26,9 @@ use self::lines::{Form, Lines, Queue};
 use super::output;
 use crate::config::{LogConfig, LogFormat, LogLevel};
 
-/// Longest wait for the last lines when the daemon ends.
-const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for the last lines when the daemon ends. Only a reader that stands still takes so long; a machine that is
+/// slow is not to cost the words that say why it ended.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The log while it is written to. It lives as long as the daemon.
 pub(super) struct Log {
@@ -102,7 +103,7 @@ impl Log {
         self.level.clone()
     }
 
-    /// Waits until what was logged so far is written, at most half a second.
+    /// Waits until what was logged so far is written, at most some seconds.
     pub(super) fn flush(&self) {
         if let Some(queue) = &self.queue {
             queue.flush(Instant::now() + LAST_LINES_TIMEOUT);

@@ -24,6 +24,7 @@ mod progress;
 mod recv;
 mod reload;
 mod send;
+mod shards;
 mod stalls;
 mod status;
 mod systemd;
@@ -68,6 +69,8 @@ enum Verb {
     Status(status::StatusArgs),
     /// Show the channels of a daemon.
     Channels(channels::ChannelsArgs),
+    /// Show where the shards of a daemon run, where their memory is, and how much they do.
+    Shards(shards::ShardsArgs),
     /// Show who waits on a daemon's node, for how long, and why.
     Stalls(stalls::StallsArgs),
     /// Show the job graph of what is attached to a daemon and those that it is linked with.
@@ -128,6 +131,7 @@ fn run_verb(verb: Verb) -> Result<Exit, Problem> {
         Verb::Pipe(arguments) => pipe::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),
         Verb::Channels(arguments) => channels::run(&arguments),
+        Verb::Shards(arguments) => shards::run(&arguments),
         Verb::Stalls(arguments) => stalls::run(&arguments),
         Verb::Plan(arguments) => plan::run(&arguments),
         Verb::Bottleneck(arguments) => bottleneck::run(&arguments),

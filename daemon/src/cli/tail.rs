@@ -10,8 +10,9 @@ use std::time::Duration;
 /// Longest part of a line that is remembered, in bytes.
 const LINE_BYTES_MAX: usize = 400;
 
-/// Longest wait for the rest of a stream whose writer has ended: another process may hold it open.
-const REST_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for the rest of a stream whose writer has ended: another process may hold it open, and only then it takes so
+/// long.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A stream that is passed on by a thread of its own.
 pub(super) struct Tail {

@@ -8,6 +8,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
+use crate::doctor::root::Root;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
 use crate::io::accounting::Accounting;
@@ -20,20 +21,18 @@ use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::link::resolve::Lookup;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
+use crate::memory::numa::Preference;
 use crate::node::options::NodeOptions;
 use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
 use crate::privileges::{Privileges, RINGS};
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
-use crate::shard::placement::{self, Pin};
+use crate::shard::placement::keeper::Keeper;
 use crate::shard::{ShardLoop, ShardOptions};
 
 /// How long shard threads may take to end after they were told to.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long the kernel may take to let go of the rings that were tried: closing one gives its memory back some time later.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a node is started with.
 pub(super) fn node_options(
@@ -41,6 +40,7 @@ pub(super) fn node_options(
     key: Option<ClusterKey>,
     observer: Observer,
     privileges: Privileges,
+    placement: Keeper,
 ) -> Result<NodeOptions, Problem> {
     let LiveSettings { peers, lookup, limits, debloat, memory_bytes, attachments_max, drain_timeout } =
         live_settings(config)?;
@@ -66,6 +66,7 @@ pub(super) fn node_options(
         drain_timeout,
         observer,
         privileges,
+        placement,
     })
 }
 
@@ -119,14 +120,6 @@ fn hugepages(mode: config::HugepageMode) -> HugepageMode {
     }
 }
 
-fn pin(mode: config::PinMode) -> Pin {
-    match mode {
-        config::PinMode::Auto => Pin::Auto,
-        config::PinMode::On => Pin::On,
-        config::PinMode::Off => Pin::Off,
-    }
-}
-
 /// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
 fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
     let mode = match config.link.zero_copy {
@@ -165,6 +158,8 @@ pub(super) struct Shards {
     pub(super) senders: Vec<ShardSender>,
     /// What they tell the node.
     pub(super) reports: UnboundedReceiver<ToNode>,
+    /// Where the shards are.
+    pub(super) placement: Keeper,
     /// To be given to [`Self::join`] once the node has told them to stop.
     pub(super) threads: Vec<JoinHandle<()>>,
 }
@@ -196,7 +191,8 @@ impl Shards {
         let limits = config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?;
         // At most `config::SHARDS_MAX`, by the bounds of the setting.
         let count = u16::try_from(config.shard_count()).unwrap_or(u16::MAX);
-        let allowed = placement::allowed_cpus();
+        let placement = Keeper::start(Root::default(), config.shard.pin.into(), count);
+        tracing::info!(placement = placement.report().describe(), "shards");
         // A ring shares registrations only with a ring that is charged alike, and regions are registered in rings made later. With
         // a bound on locked memory all are made with the capability; without one, all without it.
         let registers = ring.register && found.level == Level::Full;
@@ -211,8 +207,11 @@ impl Shards {
                 Problem::new(Exit::Failed, "cannot make the mailbox of a shard").found(errno.to_string())
             })?;
             senders.push(sender);
+            // What the kernel has for a ring, and the buffers that it receives into.
+            let _preference = Preference::begin(placement.memory_of(shard).preferred());
             prepared.push(Prepared {
-                setup: make_ring(&ring).map_err(ring_problem)?,
+                setup: probe::patiently(|| UringSetup::create(&ring), |error| error.errno)
+                    .map_err(ring_problem)?,
                 inbox,
                 options: ShardOptions {
                     node: config.node_name(),
@@ -224,7 +223,7 @@ impl Shards {
                     observer: observer.clone(),
                     zero_copy: zero_copy.clone(),
                 },
-                cpu: placement::cpu_of(shard, count, pin(config.shard.pin), &allowed),
+                placement: placement.clone(),
             });
         }
         // Every ring has noted by now whether its memory is charged.
@@ -232,7 +231,7 @@ impl Shards {
             privileges.give_up(RINGS);
         }
         let (to_node, reports) = unbounded_channel();
-        let mut shards = Self { senders, reports, threads: Vec::new() };
+        let mut shards = Self { senders, reports, placement, threads: Vec::new() };
         for mut part in prepared {
             part.options.shards = shards.senders.clone();
             shards.threads.push(part.spawn(to_node.clone())?);
@@ -256,38 +255,20 @@ impl Shards {
     }
 }
 
-/// Makes a ring. Rings that were tried before it may still count against the limit on locked memory: one that is too low stays
-/// too low, and that is told a little later.
-fn make_ring(config: &UringConfig) -> Result<UringSetup, RingError> {
-    let deadline = Instant::now() + RELEASE_TIMEOUT;
-    loop {
-        match UringSetup::create(config) {
-            Err(error) if error.errno.0 == libc::ENOMEM && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
 /// A shard whose thread does not run yet.
 struct Prepared {
     setup: UringSetup,
     inbox: ShardInbox,
     options: ShardOptions,
-    cpu: Option<usize>,
+    placement: Keeper,
 }
 
 impl Prepared {
     fn spawn(self, node: UnboundedSender<ToNode>) -> Result<JoinHandle<()>, Problem> {
         let shard = self.options.shard;
         let body = move || {
-            let Self { setup, inbox, options, cpu } = self;
-            if let Some(cpu) = cpu
-                && !placement::bind(cpu)
-            {
-                tracing::warn!(shard, cpu, "shard not bound to its CPU");
-            }
+            let Self { setup, inbox, options, placement } = self;
+            placement.begin(shard);
             match setup.enable() {
                 Ok(ring) => ShardLoop::new(options, ring, inbox, node).run(),
                 Err(e) => {

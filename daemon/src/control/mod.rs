@@ -8,6 +8,7 @@
 //! | `GET /v1/status` | [`snapshot::StatusReport`] |
 //! | `GET /v1/configuration` | [`configuration::ConfigurationReport`] |
 //! | `GET /v1/channels` | [`snapshot::ChannelsReport`] |
+//! | `GET /v1/shards` | [`shards::ShardsReport`] |
 //! | `GET /v1/stalls` | [`stalls::StallsReport`] |
 //! | `GET /v1/plan` | [`plan::PlanReport`] |
 //! | `GET /v1/tasks` | [`tasks::TasksReport`] |
@@ -24,6 +25,7 @@ pub mod plan;
 mod routes;
 pub mod scrape;
 pub mod server;
+pub mod shards;
 pub mod snapshot;
 pub mod sockets;
 pub mod stalls;

@@ -14,7 +14,7 @@ use crate::exit::{Exit, Problem};
 use crate::observe::metrics::{Exporter, Facts, Format};
 
 /// Requests that have an answer.
-const PATHS: &str = "/v1/status, /v1/configuration, /v1/channels, /v1/stalls, /v1/plan, /v1/tasks, /v1/bottleneck or /metrics";
+const PATHS: &str = "/v1/status, /v1/configuration, /v1/channels, /v1/shards, /v1/stalls, /v1/plan, /v1/tasks, /v1/bottleneck or /metrics";
 
 /// The answer to a request. Never fails: what goes wrong is an answer too.
 pub(super) async fn answer<S: SnapshotSource>(
@@ -28,6 +28,7 @@ pub(super) async fn answer<S: SnapshotSource>(
         "/v1/status"
             | "/v1/configuration"
             | "/v1/channels"
+            | "/v1/shards"
             | "/v1/stalls"
             | "/v1/plan"
             | "/v1/tasks"
@@ -47,6 +48,7 @@ pub(super) async fn answer<S: SnapshotSource>(
     match path {
         "/v1/status" => within(source.status()).await,
         "/v1/configuration" => within(source.configuration()).await,
+        "/v1/shards" => within(source.shards()).await,
         "/v1/stalls" => within(source.stalls()).await,
         "/v1/plan" => within(source.plan()).await,
         "/v1/tasks" => within(source.tasks()).await,

@@ -259,6 +259,7 @@ mod tests {
     use super::super::bottleneck::BottleneckReport;
     use super::super::configuration::ConfigurationReport;
     use super::super::plan::PlanReport;
+    use super::super::shards::ShardsReport;
     use super::super::snapshot::{ChannelsReport, MemoryReport, SCHEMA_VERSION, StatusReport, Subsystem};
     use super::super::stalls::StallsReport;
     use super::super::tasks::TasksReport;
@@ -291,6 +292,10 @@ mod tests {
 
         async fn configuration(&self) -> Result<ConfigurationReport, Problem> {
             Ok(ConfigurationReport::default())
+        }
+
+        async fn shards(&self) -> Result<ShardsReport, Problem> {
+            Err(Problem::new(Exit::Failed, "shard 0 ended"))
         }
 
         async fn channels(&self) -> Result<ChannelsReport, Problem> {

@@ -12,10 +12,11 @@ use super::bottleneck::BottleneckReport;
 use super::configuration::ConfigurationReport;
 use super::gates::GateRow;
 use super::plan::PlanReport;
+use super::shards::ShardsReport;
 use super::sockets::SocketRow;
 use super::stalls::{StallsReport, WaitReport};
 use super::tasks::TasksReport;
-use super::zero_copy::ZeroCopyRow;
+use super::zero_copy::{RegisteredRow, ZeroCopyRow};
 use crate::exit::Problem;
 
 /// Version of the answers' form.
@@ -50,6 +51,9 @@ pub trait SnapshotSource: Clone + Send + Sync + 'static {
 
     /// What is in effect of the configuration, and what is not.
     fn configuration(&self) -> impl Future<Output = Result<ConfigurationReport, Problem>> + Send;
+
+    /// Where every shard is, and what it does.
+    fn shards(&self) -> impl Future<Output = Result<ShardsReport, Problem>> + Send;
 
     /// State of every channel of this node, both ends.
     fn channels(&self) -> impl Future<Output = Result<ChannelsReport, Problem>> + Send;
@@ -171,6 +175,18 @@ pub struct ShardRow {
     pub longest_turn_seconds: f64,
     /// How often it slept.
     pub parks_total: u64,
+    /// The regions that it has registered.
+    #[serde(default)]
+    pub registered: RegisteredRow,
+    /// The CPU that it ran on when it was asked.
+    #[serde(default)]
+    pub cpu: Option<usize>,
+    /// Whether it runs wherever the kernel puts it; `weir shards` has the reason.
+    #[serde(default)]
+    pub is_roaming: bool,
+    /// Bytes of its regions that are on another NUMA node than the one that they were to be made on.
+    #[serde(default)]
+    pub memory_elsewhere_bytes: u64,
 }
 
 /// Memory of all regions, in bytes.

@@ -449,6 +449,7 @@ mod tests {
             zero_copy: Default::default(),
             counts: crate::shard::mailbox::ShardCounts::default(),
             bytes_total: 0,
+            cpu: 0,
             turns: crate::shard::stall::TurnStats::default(),
             ring_level: String::new(),
         }

@@ -1,4 +1,4 @@
-//! How a link sends, as the control socket tells it.
+//! How links send, as the control socket tells it.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,4 +20,17 @@ pub struct ZeroCopyRow {
     pub crowded_total: u64,
     /// Batches that the kernel has not let go of.
     pub outstanding: u32,
+}
+
+/// The regions that one shard has registered, so that sends name them by a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisteredRow {
+    /// Those that are registered now.
+    pub regions: u32,
+    /// Their size.
+    pub bytes: u64,
+    /// Sends that named one.
+    pub sends_total: u64,
+    /// Times that the kernel refused to register one, or a send for what it named.
+    pub refused_total: u64,
 }

@@ -9,6 +9,7 @@
 //! | this | rows, and the order in which they are shown |
 //! | [`root`] | reading `/proc` and `/sys`, from wherever they are mounted |
 //! | [`process`] | whose limits count: capabilities, seccomp, resource limits, processors |
+//! | [`processors`] | cores and NUMA nodes, the cpuset, and where shards run |
 //! | [`kernel`] | release, switches, type information, lockdown |
 //! | [`rings`] | io_uring, feature by feature |
 //! | [`memory`] | hugepages, control groups, the bound on regions |
@@ -22,6 +23,7 @@ pub mod network;
 pub mod peers;
 pub mod places;
 pub mod process;
+pub mod processors;
 pub mod rings;
 pub mod root;
 
@@ -36,6 +38,7 @@ use network::NetworkFacts;
 use peers::PeerFacts;
 use places::PlaceFacts;
 use process::ProcessFacts;
+use processors::ProcessorFacts;
 use rings::RingFacts;
 use root::Unread;
 
@@ -166,6 +169,8 @@ pub struct Facts {
     pub rings: RingFacts,
     /// Of the daemon's process, or of this one.
     pub process: ProcessFacts,
+    /// Of the processors that it may use.
+    pub processors: ProcessorFacts,
     /// Of memory.
     pub memory: MemoryFacts,
     /// Of TCP.
@@ -205,6 +210,7 @@ pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
         Some(why) if row.name == "seccomp" => row.failed(why, process::FILTER_FIX),
         _ => row,
     }));
+    rows.extend(processors::rows(&facts.processors, &facts.process, config, facts.line("placement")));
     rows.extend(memory::rows(&facts.memory, config, facts.process.shards(config), facts.line("memory")));
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));

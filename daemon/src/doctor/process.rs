@@ -7,6 +7,8 @@ use crate::config::{Config, ProbesMode, SHARDS_MAX};
 use crate::control::snapshot::Subsystem;
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::SAMPLES;
+use crate::shard::placement::report::crowded_fix;
+use crate::topology::parse_list;
 
 /// Sockets that one shard's ring has a place for: the kernel wants more descriptors than that to be allowed.
 const RING_SOCKETS: u64 = 256;
@@ -129,22 +131,6 @@ fn parse_limit(line: &str) -> Option<Limit> {
         text => text.parse().ok().map(Some),
     };
     Some(Limit { soft: next()?, hard: next()? })
-}
-
-/// A list of numbers as the kernel writes it: `0-3,8`. At most 65,536 of them.
-#[must_use]
-pub fn parse_list(text: &str) -> Option<Vec<usize>> {
-    const MAX: usize = 1 << 16;
-    let mut numbers = Vec::new();
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last < first || last - first >= MAX || numbers.len() + (last - first) >= MAX {
-            return None;
-        }
-        numbers.extend(first..=last);
-    }
-    Some(numbers)
 }
 
 /// Judges.
@@ -308,7 +294,7 @@ fn cpus(facts: &ProcessFacts, shards: u32) -> Row {
     }
     row.degraded(
         "shards take turns on a processor, and each delays the links of the other",
-        format!("shards = {usable}, or a wider CPUAffinity= or AllowedCPUs= of the unit"),
+        crowded_fix(usable),
     )
 }
 
@@ -528,16 +514,6 @@ Max locked memory         8388608              8388608              bytes
         for (name, state) in states {
             let expected = if name == "probes" { State::Ok } else { State::Unknown };
             assert_eq!(state, expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_list_of_processors_is_read_within_bounds() {
-        assert_eq!(parse_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
-        assert_eq!(parse_list(""), Some(vec![]));
-        assert_eq!(parse_list("0-1023").unwrap().len(), 1024);
-        for text in ["3-1", "a", "1-", "0-18446744073709551615", "0-65535,1"] {
-            assert_eq!(parse_list(text), None, "{text}");
         }
     }
 

@@ -97,6 +97,7 @@ fn accounting(found: Option<&Accounting>) -> Row {
 mod tests {
     use super::super::State;
     use super::*;
+    use crate::io::accounting::Unknown;
 
     fn facts(allowed: Level, outcomes: [Result<(), &str>; 3]) -> RingFacts {
         let tried = Level::ALL.into_iter().zip(outcomes.map(|outcome| outcome.map_err(str::to_owned)));
@@ -155,9 +156,12 @@ mod tests {
         assert_eq!(row(2, 2).0, State::Ok);
         assert_eq!(row(2, 100).0, State::Degraded);
         assert_eq!(row(100, 2), (State::Degraded, "all links copy".to_owned()));
-        let none = || Err("no hugepage is free".to_owned());
+        let none = || Err(Unknown::NoHugepage);
         let untried = accounting(Some(&Accounting { plain: none(), registered: none(), alone: none() }));
         assert_eq!((untried.state, &*untried.found), (State::Off, "not tried: no hugepage is free"));
+        let stuck =
+            accounting(Some(&Accounting { plain: Ok(2), registered: Err(Unknown::Stuck), alone: none() }));
+        assert_eq!(stuck.state, State::Degraded);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! is tried before it is relied on.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -32,8 +33,41 @@ const ARRIVAL: Duration = Duration::from_secs(1);
 const MEMINFO: libc::c_int = 55;
 const MEMINFO_NUMBERS: usize = 9;
 
-/// What one way of sending is charged: the bytes for each byte, or why that cannot be known.
-pub type Factor = Result<u32, String>;
+/// What one way of sending is charged: the bytes for each byte, or why that is not known.
+pub type Factor = Result<u32, Unknown>;
+
+/// Why it is not known what a way of sending is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// No hugepage was free.
+    NoHugepage,
+    /// The kernel refused it, as it will later: whoever sends so has another way then.
+    Refused(Errno),
+    /// The kernel took what was sent, and it did not arrive.
+    Stuck,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHugepage => f.pad("no hugepage is free"),
+            Self::Refused(errno) => errno.fmt(f),
+            Self::Stuck => f.pad("what was sent did not arrive"),
+        }
+    }
+}
+
+impl From<Errno> for Unknown {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
+    }
+}
+
+impl From<std::io::Error> for Unknown {
+    fn from(error: std::io::Error) -> Self {
+        Self::Refused(error.into())
+    }
+}
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +87,8 @@ impl Accounting {
         Self { plain: try_way(Way::Plain), registered: try_way(Way::Registered), alone: try_way(Way::Alone) }
     }
 
-    /// Why registered memory is not to be sent from, if it is not: nothing speaks for it if a hugepage could not be had, and
-    /// nothing against it either.
+    /// Why registered memory is not to be sent from, if it is not: because it is charged too much, or because what was sent got
+    /// stuck. Nothing speaks against it where no hugepage could be had or the kernel refused, nor for it.
     #[must_use]
     pub fn against_registered(&self) -> Option<String> {
         against(&self.registered, "from registered memory")
@@ -89,10 +123,16 @@ impl fmt::Display for Accounting {
 }
 
 fn against(factor: &Factor, how: &str) -> Option<String> {
-    let factor = *factor.as_ref().ok()?;
-    (factor > FACTOR_MAX).then(|| {
-        format!("the kernel charges a socket {factor} bytes for each byte sent {how} out of a hugepage")
-    })
+    match factor {
+        Ok(factor) if *factor > FACTOR_MAX => Some(format!(
+            "the kernel charges a socket {factor} bytes for each byte sent {how} out of a hugepage"
+        )),
+        Err(Unknown::Stuck) => Some(format!(
+            "what was sent {how} out of a hugepage did not arrive within {} ms when it was tried",
+            ARRIVAL.as_millis()
+        )),
+        Ok(_) | Err(Unknown::NoHugepage | Unknown::Refused(_)) => None,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,12 +145,12 @@ enum Way {
 fn try_way(way: Way) -> Factor {
     let segments = u32::try_from(HUGEPAGE_BYTES).unwrap_or(0) / SLICE_BYTES;
     let made = SendRegion::create(segments, SLICE_BYTES, HugepageMode::Require);
-    let (region, _file, segments) = made.map_err(|_| "no hugepage is free".to_owned())?;
-    send(way, &region, segments - 1).map_err(|errno| errno.to_string())
+    let (region, _file, segments) = made.map_err(|_| Unknown::NoHugepage)?;
+    send(way, &region, segments - 1)
 }
 
 /// Sends the last segment of a region, and returns what the receiver is charged for each byte.
-fn send(way: Way, region: &Arc<SendRegion>, segment: u32) -> Result<u32, Errno> {
+fn send(way: Way, region: &Arc<SendRegion>, segment: u32) -> Factor {
     let mut tail = Tail::take(region).ok_or(Errno(libc::EBUSY))?;
     let header = tail.write(0, &[0; HEADER_BYTES]).ok_or(Errno(libc::EINVAL))?;
     let slice = region.slice(segment, 0, SLICE_BYTES).ok_or(Errno(libc::EINVAL))?.address();
@@ -123,7 +163,7 @@ fn send(way: Way, region: &Arc<SendRegion>, segment: u32) -> Result<u32, Errno> 
         parts.remove(0);
     }
     let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
-    let (near, far) = pair().map_err(Errno::from)?;
+    let (near, far) = pair()?;
     let mut ring: IoUring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
     let (address, length) = tail.range_with_region();
@@ -147,7 +187,7 @@ fn send(way: Way, region: &Arc<SendRegion>, segment: u32) -> Result<u32, Errno> 
     // up below only if the kernel has let go of it.
     unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
     let (sent, is_read) = submit(&mut ring);
-    let charged = sent.and_then(|()| arrived(&far, bytes)).and_then(|()| charged(far.as_fd()));
+    let charged = sent.and_then(|()| arrived(&far, bytes)).and_then(|()| Ok(charged(far.as_fd())?));
     // Whatever was not read ends the connection, and with it what the kernel may have to send again.
     drop((near, far));
     let has_let_go = !is_read || wait_let_go(&mut ring);
@@ -172,33 +212,33 @@ fn pair() -> std::io::Result<(TcpStream, TcpStream)> {
 
 /// Hands the one entry over, and waits for what became of it. The second value: whether the kernel goes on reading the
 /// memory until it says otherwise, which may also be so for a send that it refused.
-fn submit(ring: &mut IoUring) -> (Result<(), Errno>, bool) {
+fn submit(ring: &mut IoUring) -> (Result<(), Unknown>, bool) {
     let timeout = Timespec::from(ARRIVAL);
-    if let Err(error) = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout)) {
-        return (Err(error.into()), true);
-    }
-    match ring.completion().next() {
-        None => (Err(Errno(libc::ETIME)), true),
-        Some(answer) => {
+    let entered = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout));
+    match (ring.completion().next(), entered) {
+        (None, Err(error)) if error.raw_os_error() != Some(libc::ETIME) => (Err(error.into()), true),
+        (None, _) => (Err(Unknown::Stuck), true),
+        (Some(answer), _) => {
             let result = answer.result();
-            let outcome = if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(()) };
+            let outcome = if result < 0 { Err(Errno(result.saturating_neg()).into()) } else { Ok(()) };
             (outcome, cqueue::more(answer.flags()))
         }
     }
 }
 
 /// Waits until this many bytes are there to be read.
-fn arrived(far: &TcpStream, bytes: usize) -> Result<(), Errno> {
+fn arrived(far: &TcpStream, bytes: usize) -> Result<(), Unknown> {
     let deadline = Instant::now() + ARRIVAL;
-    far.set_read_timeout(Some(ARRIVAL)).map_err(Errno::from)?;
+    far.set_nonblocking(true)?;
     let mut space = vec![0; bytes];
-    while far.peek(&mut space).map_err(Errno::from)? < bytes {
-        if Instant::now() > deadline {
-            return Err(Errno(libc::ETIME));
+    loop {
+        match far.peek(&mut space) {
+            Ok(there) if there >= bytes => return Ok(()),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+            Ok(_) | Err(_) if Instant::now() > deadline => return Err(Unknown::Stuck),
+            Ok(_) | Err(_) => std::thread::sleep(Duration::from_micros(50)),
         }
-        std::thread::yield_now();
     }
-    Ok(())
 }
 
 /// Bytes that a socket is charged for what it has received.
@@ -221,13 +261,16 @@ fn charged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 fn wait_let_go(ring: &mut IoUring) -> bool {
     let deadline = Instant::now() + ARRIVAL;
     let timeout = Timespec::from(Duration::from_millis(20));
+    let mut is_late = false;
     loop {
         if ring.completion().any(|entry| cqueue::notif(entry.flags())) {
             return true;
         }
-        if Instant::now() > deadline {
+        if is_late {
             return false;
         }
+        // This thread may have stood still until now: the kernel is asked once more.
+        is_late = Instant::now() > deadline;
         // Fails for want of time; the deadline ends that.
         let _ = ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout));
     }
@@ -235,6 +278,8 @@ fn wait_let_go(ring: &mut IoUring) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn found(plain: Factor, registered: Factor) -> Accounting {
@@ -243,12 +288,16 @@ mod tests {
 
     #[test]
     fn what_is_charged_too_much_is_not_used_and_what_was_not_tried_is() {
-        let none = || Err("no hugepage is free".to_owned());
+        let none = || Err(Unknown::NoHugepage);
+        let refused = || Err(Unknown::Refused(Errno(libc::EOPNOTSUPP)));
         let cases = [
             (found(Ok(2), Ok(2)), false, false),
             (found(Ok(2), Ok(128)), false, true),
             (found(Ok(100), Ok(4)), true, false),
             (found(none(), none()), false, false),
+            (found(Ok(2), refused()), false, false),
+            (found(Ok(2), Err(Unknown::Stuck)), false, true),
+            (found(Err(Unknown::Stuck), Ok(2)), true, false),
         ];
         for (found, plain, registered) in cases {
             let against = (found.against_plain().is_some(), found.against_registered().is_some());
@@ -261,6 +310,17 @@ mod tests {
             found(Ok(2), Ok(3)).to_string(),
             "unregistered x2, registered with a tail x3, registered alone x128"
         );
+    }
+
+    #[test]
+    fn what_does_not_arrive_is_told_from_what_cannot_be_asked() {
+        let (near, far) = pair().expect("a connection");
+        (&near).write_all(&[1; 10]).expect("ten bytes");
+        assert_eq!(arrived(&far, 11), Err(Unknown::Stuck));
+        (&near).write_all(&[1]).expect("one more");
+        assert_eq!(arrived(&far, 11), Ok(()));
+        drop(near);
+        assert_eq!(arrived(&far, 12), Err(Unknown::Stuck));
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::fmt;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use io_uring::types::{self, SubmitArgs, Timespec};
+use io_uring::types::{self, CloneBuffersFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
 use super::uring::{UringConfig, UringSetup};
@@ -78,7 +78,7 @@ pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
     let limit = limit.unwrap_or(Level::Full);
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let found = |level, lost| Ok(Probe { level, kernel, lost });
-    try_round_trip(Level::OneShot)?;
+    patiently(|| try_round_trip(Level::OneShot), |error| error.errno)?;
     let mut level = Level::OneShot;
     for next in [Level::Incremental, Level::Full] {
         if limit == level {
@@ -107,21 +107,45 @@ pub const LOST_FIX: &str = "a newer kernel, or io.level";
 ///
 /// What is lost without it. Of the lowest, behind `"; "`, what the operator can do.
 pub fn try_level(level: Level) -> Result<(), String> {
+    let round_trip = || patiently(|| try_round_trip(level), |error| error.errno);
     match level {
-        Level::OneShot => try_round_trip(level).map_err(|error| error.to_string()),
-        Level::Incremental => try_round_trip(level).map_err(|error| {
+        Level::OneShot => round_trip().map_err(|error| error.to_string()),
+        Level::Incremental => round_trip().map_err(|error| {
             format!(
                 "no lasting receives into shared buffers, which need {} ({error})",
                 needed(error.errno, "6.12")
             )
         }),
-        Level::Full => try_zero_copy().map_err(|errno| {
+        Level::Full => patiently(try_zero_copy, |errno| *errno).map_err(|errno| {
+            let needed = match errno.0 {
+                libc::EFAULT => "a kernel that keeps registrations while one before them is shared".to_owned(),
+                _ => needed(errno, "6.15"),
+            };
             format!(
-                "no zero-copy sends from registered memory, which need {} ({errno}): the kernel looks up the pages of each \
-                 anew, and nothing else is lost",
-                needed(errno, "6.15")
+                "no zero-copy sends from registered memory, which need {needed} ({errno}): the kernel looks up the pages of \
+                 each anew, and nothing else is lost"
             )
         }),
+    }
+}
+
+/// Longest time for which rings that are gone may go on counting against the limit on locked memory.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Does what takes a ring. Those that were tried before, or by a process that has just ended, may still count against the limit on
+/// locked memory: one that is too low stays too low, and that is told a little later.
+///
+/// # Errors
+/// Those of the last attempt.
+pub fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
+    loop {
+        match attempt() {
+            Err(error) if errno(&error).0 == libc::ENOMEM && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -228,15 +252,27 @@ pub(super) fn failed(what: &'static str, errno: Errno) -> RingError {
     RingError::fatal(what, errno, fix)
 }
 
+/// The number of a registration that is tried.
+const NAMED: u16 = 1;
+
 /// Whether the kernel takes a zero-copy send whose ranges lie in registered memory. It is tried on a Unix socket,
 /// for which an older kernel says that there is no such operation and a newer one that there is no such socket.
+///
+/// The registration is shared by another ring, as those of regions are, and named after one before it was shared as well: kernels
+/// before some 6.18.y lost what stood behind a number that was shared, and answer EFAULT.
 fn try_zero_copy() -> Result<(), Errno> {
     let mut ring: IoUring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
     let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
     let vector = libc::iovec { iov_base: memory.address().cast(), iov_len: memory.bytes() };
-    // SAFETY: the memory outlives the registration, which ends below or with the ring.
-    unsafe { ring.submitter().register_buffers(&[vector]) }.map_err(Errno::from)?;
+    let source: IoUring = IoUring::builder().build(1).map_err(Errno::from)?;
+    // SAFETY: the memory outlives the registration, which ends with the rings, or it is never given back.
+    unsafe { source.submitter().register_buffers(&[vector]) }.map_err(Errno::from)?;
+    for number in [NAMED, NAMED - 1] {
+        let (from, flags) = (source.as_raw_fd(), CloneBuffersFlags::DST_REPLACE);
+        let shared = ring.submitter().register_buffers_clone_offset(from, 0, number.into(), 1, flags);
+        shared.map_err(Errno::from)?;
+    }
     let (near, far) = UnixStream::pair().map_err(Errno::from)?;
     let parts = [libc::iovec { iov_base: memory.address().cast(), iov_len: 64 }; 2];
     // SAFETY: all zeroes is a msghdr without name, vectors and control data.
@@ -244,8 +280,9 @@ fn try_zero_copy() -> Result<(), Errno> {
     message.msg_iov = parts.as_ptr().cast_mut();
     // Another integer in each C library; there are never more than the kernel takes.
     message.msg_iovlen = parts.len() as _;
-    let entry =
-        opcode::SendMsgZc::new(types::Fd(near.as_raw_fd()), &raw const message).buf_index(Some(0)).build();
+    let entry = opcode::SendMsgZc::new(types::Fd(near.as_raw_fd()), &raw const message)
+        .buf_index(Some(NAMED))
+        .build();
     // SAFETY: the message lives until the entry was handed over, which copies it; what it names is given up below
     // unless the kernel has let go of it.
     unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
@@ -271,6 +308,7 @@ fn try_zero_copy() -> Result<(), Errno> {
         std::mem::forget(memory);
         return Err(Errno(libc::ETIME));
     }
+    drop((ring, source));
     match answer {
         Some(result) if result >= 0 || result == -libc::EOPNOTSUPP => Ok(()),
         Some(result) => Err(Errno(result.saturating_neg())),

@@ -16,6 +16,7 @@
 
 pub mod cgroup;
 mod error;
+pub mod numa;
 mod region;
 pub mod reserve;
 mod scratch;

@@ -9,6 +9,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, madvise};
 
+use super::numa::{self, BytesByNode};
 use super::span::{Span, TAIL_BYTES};
 use super::system::{self, Hugepages};
 use super::{Backing, HugepageMode, PAGE_BYTES, RegionError, region_bytes};
@@ -129,6 +130,12 @@ impl SendRegion {
         self.memory.backing
     }
 
+    /// On which NUMA nodes its pages are.
+    #[must_use]
+    pub fn nodes(&self) -> BytesByNode {
+        self.memory.nodes()
+    }
+
     /// Where it lies.
     pub(super) const fn span(&self) -> &Span {
         &self.memory.span
@@ -200,6 +207,12 @@ impl ReceiveRegion {
     #[must_use]
     pub const fn backing(&self) -> Backing {
         self.memory.backing
+    }
+
+    /// On which NUMA nodes its pages are.
+    #[must_use]
+    pub fn nodes(&self) -> BytesByNode {
+        self.memory.nodes()
     }
 }
 
@@ -304,6 +317,11 @@ impl Mapping {
 
     fn bytes(&self) -> u64 {
         self.span.bytes() as u64
+    }
+
+    fn nodes(&self) -> BytesByNode {
+        let page = usize::try_from(self.backing.page_bytes()).unwrap_or(usize::MAX);
+        numa::nodes_of(self.span.address(), self.span.bytes(), page)
     }
 }
 

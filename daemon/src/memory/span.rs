@@ -6,6 +6,7 @@
 //! a registration of nothing but hugepages is charged to a socket by the hugepage, however little is sent of one, and with
 //! a page of another size in it by what is sent.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,8 +53,11 @@ impl Span {
         }?;
         let start = start.cast::<u8>();
         let memory = start.wrapping_add(start.addr().next_multiple_of(align) - start.addr());
-        // From here on dropping it gives the address space back.
         let span = Self { start, reserved, memory, bytes, tail, is_tail_taken: AtomicBool::new(false) };
+        // Before Linux 6.13 a mapping over what was reserved that fails may leave a hole, where another thread may have mapped
+        // something since. So what was reserved is given back only when both are there, and else address space is lost, and no
+        // memory: that fails only where the process has no more room for mappings.
+        let span = ManuallyDrop::new(span);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let shared = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
         // SAFETY: the range lies inside what was just reserved, which nobody else knows of.
@@ -61,9 +65,15 @@ impl Span {
         if tail > 0 {
             let behind = memory.wrapping_add(bytes).cast();
             // SAFETY: as above; the reservation has room for it behind the file, wherever in it that begins.
-            unsafe { mmap_anonymous(behind, tail, access, MapFlags::PRIVATE | MapFlags::FIXED) }?;
+            let mapped = unsafe { mmap_anonymous(behind, tail, access, MapFlags::PRIVATE | MapFlags::FIXED) };
+            if let Err(errno) = mapped {
+                // SAFETY: the file was mapped there just now, and nobody knows of it.
+                let _ = unsafe { munmap(memory.cast(), bytes) };
+                return Err(errno);
+            }
         }
-        Ok(span)
+        // From here on dropping it gives the address space back.
+        Ok(ManuallyDrop::into_inner(span))
     }
 
     /// Address of the first byte of the file.

@@ -5,6 +5,7 @@
 //! is free when the client has let go of it as well ([`super::holds`]).
 
 mod lending;
+mod memory;
 mod room;
 mod tasks;
 
@@ -32,6 +33,7 @@ use crate::attach::listener::{Connected, Credentials};
 use crate::attach::region_watch::RegionWatch;
 use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent, code_of, last_word};
 use crate::memory::Backing;
+use crate::memory::numa::BytesByNode;
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
 
 /// Longest name that a process may give itself, in bytes; a longer one is cut.
@@ -115,6 +117,8 @@ pub(super) struct RingMemory {
     /// What it is charged as, at first.
     pub(super) reservation: ReservationId,
     pub(super) backing: Backing,
+    /// On which NUMA nodes it is.
+    pub(super) by_node: BytesByNode,
     /// Tells when nobody has it any more; none where the kernel cannot.
     pub(super) watch: Option<RegionWatch>,
     /// What it is lent by, or what is lent to it; none when its shard has let go of it.
@@ -191,22 +195,6 @@ impl Attachments {
             Some(first) if names.len() == 1 => format!(", exchange {first}"),
             Some(first) => format!(", exchange {first} and {} more", names.len() - 1),
         }
-    }
-
-    /// Regions that exist: of hugepages, of ordinary pages.
-    pub(super) fn regions(&self) -> (u32, u32) {
-        let backings = self
-            .by_id
-            .values()
-            .flat_map(|client| client.rings.values())
-            .filter_map(|ring| ring.memory.as_ref().map(|memory| memory.backing));
-        backings.chain(self.holds.kept_backings()).fold(
-            (0, 0),
-            |(hugepages, ordinary), backing| match backing {
-                Backing::Hugepages => (hugepages + 1, ordinary),
-                Backing::Ordinary => (hugepages, ordinary + 1),
-            },
-        )
     }
 }
 

@@ -2,14 +2,16 @@
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
-use super::{COLLECT_INTERVAL, LOAD_INTERVAL, LOOK_INTERVAL, NodeEvent, report};
+use super::{COLLECT_INTERVAL, LOAD_INTERVAL, LOOK_INTERVAL, NodeEvent, PLACE_INTERVAL, report};
 use crate::attach::listener::AttachListener;
 use crate::link::handshake::{self, Identity};
 use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
 use crate::observe::sockets::Observer;
 use crate::shard::mailbox::ShardSender;
+use crate::shard::placement::keeper::Keeper;
 
 pub(super) async fn until(deadline: Option<tokio::time::Instant>) {
     match deadline {
@@ -67,6 +69,21 @@ pub(super) async fn collect_stalls(observer: Observer) {
     loop {
         ticks.tick().await;
         observer.collect();
+    }
+}
+
+/// A system call for each shard, and files only when other CPUs may be used.
+pub(super) async fn keep_places(placement: Keeper) {
+    let mut ticks = tokio::time::interval(PLACE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        if let Some(news) = placement.news()
+            && let Ok(read) = tokio::task::spawn_blocking(move || news.read()).await
+        {
+            placement.take(read);
+        }
+        placement.settle();
     }
 }
 

@@ -21,6 +21,7 @@ use super::attachments::{Attachment, Outcome, Place, Refusal};
 use super::holds::Held;
 use super::making::{Making, MakingId, Purpose};
 use crate::attach::create::{self, Ends, Made, MemoryPlan, PoolOptions, Pools, RegionPlan};
+use crate::memory::numa::NodeChoice;
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
 
 /// Gates whose exchange has no shape yet.
@@ -58,7 +59,7 @@ impl Node {
             },
             &self.options.limits,
         )?;
-        let plan = RegionPlan::partition(self.memory_plan(), &pools, shape.builders(producer))?;
+        let plan = RegionPlan::partition(self.memory_plan(id), &pools, shape.builders(producer))?;
         let partition = PartitionKey { exchange, producer };
         let continue_without = wanted.continue_without;
         let purpose = Purpose::Partition { key: partition.clone(), task, shape, continue_without };
@@ -142,9 +143,10 @@ impl Node {
             return;
         };
         let purpose = Purpose::Gate { key: key.clone(), shape, debloat };
-        let making = RegionPlan::gate(self.memory_plan(), &pools, shape.channels(key.consumer))
-            .map_err(Refusal::from)
-            .and_then(|plan| self.begin_making(ring, request, pools, plan, purpose));
+        let making =
+            RegionPlan::gate(self.memory_plan(ring.attachment), &pools, shape.channels(key.consumer))
+                .map_err(Refusal::from)
+                .and_then(|plan| self.begin_making(ring, request, pools, plan, purpose));
         match making {
             Ok(making) => {
                 if let Some(state) = self.attachments.ring_mut(ring) {
@@ -318,8 +320,8 @@ impl Node {
         mail: impl FnOnce(RingKey, Ends) -> Option<ToShard>,
     ) {
         let Making { ring, request, holder, reservation, .. } = making;
-        let Made { ends, descriptors, bytes, backing, lending, .. } = made;
-        let held = Held { region: descriptors.get(1), backing, bytes };
+        let Made { ends, descriptors, bytes, backing, by_node, lending, .. } = made;
+        let held = Held { region: descriptors.get(1), backing, bytes, by_node };
         let memory = self.hold(ring.attachment, held, reservation, holder, lending);
         if let Some(state) = self.attachments.ring_mut(ring) {
             state.making = None;
@@ -347,8 +349,14 @@ impl Node {
         self.answer_refused(ring.attachment, request, failure);
     }
 
-    fn memory_plan(&self) -> MemoryPlan {
-        MemoryPlan { segment_bytes: self.options.limits.segment_bytes, hugepages: self.options.hugepages }
+    /// How regions of this client are made: on the NUMA node of its shard.
+    fn memory_plan(&self, id: AttachmentId) -> MemoryPlan {
+        let shard = self.attachments.get(id).and_then(|client| client.shard);
+        MemoryPlan {
+            segment_bytes: self.options.limits.segment_bytes,
+            hugepages: self.options.hugepages,
+            node: shard.map_or(NodeChoice::Preferred(None), |shard| self.options.placement.memory_of(shard)),
+        }
     }
 
     /// How the budget names a client, and the client's shard. All that a process has counts as one.

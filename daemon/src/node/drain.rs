@@ -105,6 +105,8 @@ impl Node {
             attachments_max: self.options.attachments_max,
             descriptors: descriptors::limit(),
             shards: self.identity.shards,
+            placements: self.options.placement.report(),
+            memory_by_shard: self.attachments.memory_by_shard(),
             is_draining: self.drain.is_some(),
             vanished: self.run_dir.vanished().map(|path| path.display().to_string()).collect(),
             refused: self.refused.last(),

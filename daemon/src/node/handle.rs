@@ -9,6 +9,7 @@ use super::{Beat, NodeEvent};
 use crate::control::bottleneck::BottleneckReport;
 use crate::control::configuration::ConfigurationReport;
 use crate::control::plan::PlanReport;
+use crate::control::shards::ShardsReport;
 use crate::control::snapshot::{ChannelsReport, SnapshotSource, StatusReport};
 use crate::control::stalls::StallsReport;
 use crate::control::tasks::TasksReport;
@@ -81,6 +82,10 @@ impl SnapshotSource for NodeHandle {
 
     async fn configuration(&self) -> Result<ConfigurationReport, Problem> {
         Ok(self.report().await?.facts.configuration)
+    }
+
+    async fn shards(&self) -> Result<ShardsReport, Problem> {
+        Ok(self.report().await?.places())
     }
 
     async fn channels(&self) -> Result<ChannelsReport, Problem> {

@@ -86,6 +86,7 @@ mod tests {
             zero_copy: Default::default(),
             counts: ShardCounts::default(),
             bytes_total,
+            cpu: 0,
             turns: TurnStats::default(),
             ring_level: String::new(),
         }

@@ -17,6 +17,7 @@ use crate::link::resolve::Lookup;
 use crate::memory::HugepageMode;
 use crate::observe::sockets::Observer;
 use crate::privileges::Privileges;
+use crate::shard::placement::keeper::Keeper;
 
 /// Everything that a node needs to know. Made from the configuration.
 #[derive(Clone, Debug)]
@@ -51,6 +52,8 @@ pub struct NodeOptions {
     pub(crate) observer: Observer,
     /// What became of the daemon's capabilities.
     pub privileges: Privileges,
+    /// Where the shards run, and where their memory is made.
+    pub placement: Keeper,
 }
 
 /// Why a node does not start.

@@ -9,20 +9,21 @@ use weir_flow::ids::LinkId;
 use weir_flow::state::LinkState;
 use weir_flow::stats::{ChannelStats, LinkStats, Side};
 
+use super::shards::MemoryByShard;
 use super::zero_copy;
 use crate::attach::descriptors;
 use crate::control::configuration::ConfigurationReport;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
     self, ChannelRow, ChannelSide, ChannelsReport, HookRow, LinkRow, MemoryReport, SCHEMA_VERSION,
-    SHARD_ANSWER_TIMEOUT, ShardRow, StatusReport, Subsystem,
+    SHARD_ANSWER_TIMEOUT, StatusReport, Subsystem,
 };
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
 use crate::io::probe::LOST_FIX;
 use crate::memory::{HugepageMode, cgroup, mebibytes, system};
 use crate::privileges::Privileges;
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
-use crate::shard::stall::TurnStats;
+use crate::shard::placement::report::Placements;
 
 /// What helps a shard that does not answer.
 const SLOW_SHARD_FIX: &str = "give the daemon more CPU time, or set fewer shards";
@@ -73,6 +74,10 @@ pub(super) struct NodeFacts {
     /// File descriptors that the daemon may have; none if there is no limit.
     pub(super) descriptors: Option<u64>,
     pub(super) shards: u16,
+    /// Where they are.
+    pub(super) placements: Placements,
+    /// Where the regions of each are.
+    pub(super) memory_by_shard: MemoryByShard,
     pub(super) is_draining: bool,
     /// Sockets of the node that were removed.
     pub(super) vanished: Vec<String>,
@@ -134,6 +139,7 @@ impl NodeReport {
         subsystems.push(self.io_line());
         subsystems.push(zero_copy::line(&self.shards));
         subsystems.push(self.shards_line());
+        subsystems.push(facts.placements.line());
         subsystems.push(facts.probes.clone());
         subsystems.push(attach_line(facts));
         subsystems.push(facts.privileges.line());
@@ -155,14 +161,8 @@ impl NodeReport {
         }
     }
 
-    fn shard_rows(&self) -> Vec<ShardRow> {
-        let mut rows: Vec<ShardRow> = self.shards.iter().map(shard_row).collect();
-        rows.sort_by_key(|row| row.shard);
-        rows
-    }
-
     /// Shards that did not answer.
-    fn missing(&self) -> Vec<u16> {
+    pub(super) fn missing(&self) -> Vec<u16> {
         let answered = |number: &u16| self.shards.iter().any(|shard| shard.shard == *number);
         (0..self.facts.shards).filter(|number| !answered(number)).collect()
     }
@@ -374,17 +374,6 @@ fn budget_line(memory: MemoryReport, kept: &[(String, u64)], limit_bytes: Option
     }
 }
 
-fn shard_row(snapshot: &ShardSnapshot) -> ShardRow {
-    let TurnStats { turns, long_turns, longest_ns, parks, .. } = snapshot.turns;
-    ShardRow {
-        shard: snapshot.shard,
-        turns_total: turns,
-        long_turns_total: long_turns,
-        longest_turn_seconds: longest_ns as f64 / 1e9,
-        parks_total: parks,
-    }
-}
-
 fn link_row(shard: &ShardSnapshot, link: &LinkStats) -> LinkRow {
     LinkRow {
         peer: link.peer.to_string(),
@@ -460,6 +449,7 @@ mod tests {
     use crate::memory::{HUGEPAGE_BYTES, planned_bytes};
     use crate::observe::probes::cause::Cause;
     use crate::observe::sockets::{Observer, SocketAccount};
+    use crate::shard::stall::TurnStats;
 
     const PAGE: &str = include_str!("../../../docs/operations.md");
 
@@ -479,6 +469,8 @@ mod tests {
             attachments_max: 1,
             descriptors: Some(68),
             shards: 2,
+            placements: Placements::default(),
+            memory_by_shard: MemoryByShard::default(),
             is_draining: true,
             vanished: Vec::new(),
             refused: None,
@@ -578,6 +570,7 @@ mod tests {
             zero_copy: Default::default(),
             counts: crate::shard::mailbox::ShardCounts::default(),
             bytes_total: 0,
+            cpu: 0,
             turns: TurnStats::default(),
             ring_level: "io_uring level oldest: multishot receive".to_owned(),
         }

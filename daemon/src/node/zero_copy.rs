@@ -3,8 +3,8 @@
 use weir_flow::ids::LinkId;
 
 use crate::control::snapshot::Subsystem;
-use crate::control::zero_copy::ZeroCopyRow;
-use crate::io::Errno;
+use crate::control::zero_copy::{RegisteredRow, ZeroCopyRow};
+use crate::io::{Errno, RegisteredCounters};
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopyState};
 use crate::memory::mebibytes;
 use crate::shard::mailbox::ShardSnapshot;
@@ -90,13 +90,18 @@ pub(super) fn row(shard: &ShardSnapshot, link: LinkId) -> ZeroCopyRow {
     }
 }
 
+/// What one shard has registered.
+pub(super) fn registered(shard: &ShardSnapshot) -> RegisteredRow {
+    let RegisteredCounters { regions, bytes, sends, refused, .. } = shard.zero_copy.registered;
+    RegisteredRow { regions, bytes, sends_total: sends, refused_total: refused }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
     use crate::control::snapshot::Health;
-    use crate::io::RegisteredCounters;
     use crate::link::zero_copy::{ZeroCopyCounts, ZeroCopyReport, ZeroCopySetting};
     use crate::node::tests::snapshot;
 

@@ -285,8 +285,10 @@ pub struct ShardSnapshot {
     pub(crate) zero_copy: ZeroCopyReport,
     /// Attachments, partitions, gates and links.
     pub counts: ShardCounts,
-    /// Payload bytes moved since the start, both directions: what placement compares.
+    /// Payload bytes moved since the start, both directions: what decides where new clients go.
     pub bytes_total: u64,
+    /// The CPU that it ran on then.
+    pub cpu: usize,
     /// How long turns of the loop took.
     pub turns: TurnStats,
     /// What the io_uring of this shard can do, in one line.

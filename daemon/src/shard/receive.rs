@@ -181,6 +181,7 @@ impl<R: Ring> ShardLoop<R> {
                 links: count(self.links.len()),
             },
             bytes_total: self.bytes_total,
+            cpu: rustix::thread::sched_getcpu(),
             turns: self.stall.stats(),
             ring_level: self.options.ring_level.clone(),
         }

@@ -309,8 +309,13 @@ impl Life {
     }
 
     /// Writes anything anywhere, and works on meanwhile. What becomes of this client is its own concern; the field, if
-    /// it was detached for one.
-    pub(crate) fn rave(mut self, random: &mut Random, context: &str) -> Option<String> {
+    /// it was detached for one. `settle` returns once the daemon has looked at everything.
+    pub(crate) fn rave(
+        mut self,
+        random: &mut Random,
+        context: &str,
+        settle: impl FnOnce(),
+    ) -> Option<String> {
         self.move_slices(random.below(3), 1);
         for _ in 0..8 + random.below(24) {
             self.write_anything(random);
@@ -336,6 +341,7 @@ impl Life {
                 self.give_back(keep);
             }
         }
+        settle();
         let Some(Ended::Detached(text)) = self.client.hear_out(Duration::from_millis(30)) else {
             return None;
         };

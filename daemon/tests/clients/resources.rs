@@ -65,6 +65,14 @@ impl Resources {
     }
 }
 
+/// Returns once each shard has looked at what its clients have marked, and the daemon at what the shards found: a question
+/// is answered by each shard at the begin of a turn, before it looks at its clients.
+pub(crate) fn settle(daemon: &Daemon) {
+    for _ in 0..3 {
+        ask(&daemon.run_dir, "status");
+    }
+}
+
 /// Ends of data links.
 fn links(status: &Value) -> usize {
     status["links"].as_array().expect("links").len()

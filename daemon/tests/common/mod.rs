@@ -4,9 +4,11 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -189,9 +191,19 @@ impl Pair {
     }
 }
 
-/// A loopback address whose port was free a moment ago.
+/// A loopback address for a daemon of this test: an IP address of its own, so that nobody takes its port until the daemon has
+/// it, nor while the daemon is away.
 pub(crate) fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let [_, _, c, d] = std::process::id().to_be_bytes();
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    // 2 to 255: 127.0.0.1 and its neighbours are left to those who name them.
+    free_port_at(Ipv4Addr::new(127, (2 + number % 254) as u8, c, d))
+}
+
+/// An address of this IP address whose port was free a moment ago.
+pub(crate) fn free_port_at(address: Ipv4Addr) -> String {
+    let listener = TcpListener::bind((address, 0)).expect("a free port");
     listener.local_addr().expect("its address").to_string()
 }
 
@@ -273,19 +285,62 @@ pub(crate) fn feed(sender: &mut Guarded, input: Vec<u8>) -> JoinHandle<()> {
     })
 }
 
+/// Lines for a sender until a test has seen what it looks for, however long that takes: with an input of some length the
+/// sender may have ended before. Dropped, it goes on until its sender ends.
+pub(crate) struct Source {
+    is_enough: Arc<AtomicBool>,
+    feeder: JoinHandle<Vec<u8>>,
+}
+
+impl Source {
+    /// Bytes written at a time, and the pause behind them: some 30 MB/s, for all of it is kept.
+    const ROUND: (usize, Duration) = (64 << 10, Duration::from_millis(2));
+
+    pub(crate) fn start(sender: &mut Guarded) -> Self {
+        let mut stdin = sender.child.stdin.take().expect("an input");
+        let is_enough = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&is_enough);
+        let feeder = std::thread::spawn(move || {
+            let (mut all, mut number) = (Vec::new(), 0);
+            while !is_over.load(Ordering::Relaxed) {
+                let begin = all.len();
+                push_lines(&mut all, begin + Self::ROUND.0, &mut number);
+                // A sender that failed closes its end; its status is what the test looks at.
+                if stdin.write_all(&all[begin..]).is_err() {
+                    break;
+                }
+                std::thread::sleep(Self::ROUND.1);
+            }
+            all
+        });
+        Self { is_enough, feeder }
+    }
+
+    /// Closes the input behind a whole line; all that was written. Waits until its sender has taken it.
+    pub(crate) fn end(self) -> Vec<u8> {
+        self.is_enough.store(true, Ordering::Relaxed);
+        eventually("the sender takes its input", || self.feeder.is_finished().then_some(()));
+        self.feeder.join().expect("the feeder")
+    }
+}
+
 /// Deterministic lines, `bytes` long in sum or a little more: a key, a number, filler of varying length.
 pub(crate) fn lines(bytes: usize) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes + 4096);
-    let mut number = 0_u64;
+    push_lines(&mut text, bytes, &mut 0);
+    text
+}
+
+/// Appends lines from this number on, until the text has so many bytes.
+fn push_lines(text: &mut Vec<u8>, bytes: usize, number: &mut u64) {
     while text.len() < bytes {
         let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
         write!(text, "k{key} {number} ").expect("memory");
-        let filler = if number.is_multiple_of(1009) { 100_000 } else { 20 + (number % 97) as usize };
-        text.resize(text.len() + filler, b'a' + (number % 26) as u8);
+        let filler = if number.is_multiple_of(1009) { 100_000 } else { 20 + (*number % 97) as usize };
+        text.resize(text.len() + filler, b'a' + (*number % 26) as u8);
         text.push(b'\n');
-        number += 1;
+        *number += 1;
     }
-    text
 }
 
 /// Lines in sorted order: what remains of text when order between consumers does not count.

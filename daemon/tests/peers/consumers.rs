@@ -40,7 +40,7 @@ fn failure_of(line: &mut Line, channel: u32) -> Failure {
 
 #[test]
 fn what_a_consumers_node_cannot_mean_fails_that_channel_and_no_other() {
-    let scene = Scene::start("", &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut line = Persona::new("evil").dial_data(&scene.at_a, 0);
     let resume = Resume {
         incarnation: Incarnation(0),
@@ -95,7 +95,7 @@ fn what_a_consumers_node_cannot_mean_fails_that_channel_and_no_other() {
 /// The channel is interrupted by a cut of its link, and then the consumer's end says where to go on.
 #[test]
 fn a_resume_with_numbers_that_cannot_be_fails_that_channel_and_no_other() {
-    let scene = Scene::start(BRISK, &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut evil = Persona::new("evil");
     let right = Resume {
         incarnation: Incarnation(0),
@@ -231,8 +231,8 @@ fn channels_that_cannot_be_are_refused_and_nobody_notices() {
 #[test]
 fn a_peer_that_never_reads_loses_its_link_and_holds_nobody_up() {
     let scene = Scene::start(BRISK, &[]);
-    let mut line = Persona::new("evil").dial_data(&scene.at_a, 0);
     let mut sender = producer(&scene, "x");
+    let mut line = Persona::new("evil").dial_data(&scene.at_a, 0);
     connect(&mut line, 0, "x", 1 << 40);
     let _feeder = feed(&mut sender, common::lines(64 << 20));
     // It shows signs of life, and grants whatever there may be. Pauses, for the kernel puts off asking a peer with a
@@ -252,8 +252,8 @@ fn a_peer_that_never_reads_loses_its_link_and_holds_nobody_up() {
 fn a_peer_that_never_reads_and_always_sends_holds_nothing_of_a_producer_that_is_gone() {
     let scene = Scene::start(BRISK, &[]);
     let before = common::memory_used(&scene.a);
-    let mut line = Persona::new("evil").dial_data(&scene.at_a, 0);
     let mut sender = producer(&scene, "x");
+    let mut line = Persona::new("evil").dial_data(&scene.at_a, 0);
     connect(&mut line, 0, "x", 1 << 40);
     let _feeder = feed(&mut sender, common::lines(64 << 20));
     let mut writer = line.stream.try_clone().expect("a second descriptor");

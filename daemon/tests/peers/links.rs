@@ -51,7 +51,7 @@ pub(crate) fn assert_alive(line: &mut Line) {
 
 #[test]
 fn a_frame_that_has_no_place_on_a_control_link_ends_that_link_and_no_other() {
-    let scene = Scene::start("", &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut bystander = Persona::new("bystander");
     let mut other = bystander.dial_control(&scene.at_a);
     let mut cases = malformed();
@@ -91,7 +91,7 @@ fn a_frame_that_has_no_place_on_a_control_link_ends_that_link_and_no_other() {
 #[test]
 fn a_frame_that_has_no_place_on_a_data_link_ends_that_link_and_no_other() {
     // A link that only lost its connection would be waited for until the test is over.
-    let scene = Scene::start("[link]\ngrace = '10min'\n", &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut bystander = Persona::new("bystander");
     let mut other = bystander.dial_data(&scene.at_a, 0);
     let mut cases = malformed();
@@ -167,7 +167,7 @@ fn frames_for_channels_that_are_not_there_are_skipped() {
 
 #[test]
 fn a_link_is_resumed_by_nobody_who_did_not_have_it_and_not_with_nonsense() {
-    let scene = Scene::start(BRISK, &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut evil = Persona::new("evil");
     let first = evil.hello(Role::Dialler, LinkKind::Data, (0, 0));
     let line = evil.dial(&scene.at_a, first.clone());

@@ -140,7 +140,7 @@ fn partitions_that_come_and_go_all_the_time_hold_nobody_up() {
 #[test]
 fn one_peer_under_many_names_is_bounded_and_one_that_dials_all_the_time_has_one_link() {
     raise_descriptor_limit();
-    let scene = Scene::start("", &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut lines = Vec::new();
     for number in 0..1100 {
         let mut line = Persona::new(&format!("evil{number}")).dial_control(&scene.at_a);
@@ -170,7 +170,7 @@ fn one_peer_under_many_names_is_bounded_and_one_that_dials_all_the_time_has_one_
 #[test]
 fn data_links_of_one_peer_under_many_names_are_bounded_and_those_of_one_name_replace_each_other() {
     const BOUND: usize = 64;
-    let scene = Scene::start("", &[]);
+    let scene = Scene::start(PATIENT, &[]);
     let mut evils: Vec<Persona> = (0..BOUND).map(|number| Persona::new(&format!("evil{number}"))).collect();
     let mut lines: Vec<Line> = evils.iter_mut().map(|evil| evil.dial_data(&scene.at_a, 0)).collect();
     for line in &mut lines {

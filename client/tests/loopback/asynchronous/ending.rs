@@ -229,7 +229,16 @@ fn a_daemon_that_does_not_come_back_is_waited_for_so_long_and_a_dropped_future_k
         }
         assert!(began.elapsed() >= patience && began.elapsed() < PATIENCE, "{:?}", began.elapsed());
         daemon.revive(Settings::default());
-        let (mut partition, mut gate) = pair_async(&task, "x", PartitionOptions::default()).await;
+        let began = Instant::now();
+        let mut partition = loop {
+            let options = PartitionOptions::default();
+            match task.partition_async("x", 0, 1, 1, Strategy::Forward, options).await {
+                // That client waits a short time for its daemon also now.
+                Err(Error::NotReattached { .. }) if began.elapsed() < PATIENCE => {}
+                made => break made.expect("a partition"),
+            }
+        };
+        let mut gate = task.gate_async("x", 0, 1, GateOptions::default()).await.expect("a gate");
         partition.emit_async(b"one").await.and_then(|()| partition.flush()).expect("emit");
         assert_eq!(next_record_async(&mut gate).await, b"one");
     });

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -276,6 +277,19 @@ fn a_future_that_came_while_a_thread_led_is_woken_when_no_thread_waits_any_more(
     }
 }
 
+/// What is asked of a daemon that runs, by a client that waits a short time only: again, if the machine was slow. What is
+/// not answered in time leaves nothing behind.
+async fn patiently<T, F: Future<Output = Result<T, Error>>>(mut ask: impl FnMut() -> F) -> T {
+    let began = Instant::now();
+    loop {
+        match ask().await {
+            Err(Error::Unanswered { .. } | Error::DaemonUnreachable { .. }) if began.elapsed() < PATIENCE => {
+            }
+            answered => return answered.expect("an answer"),
+        }
+    }
+}
+
 /// A client that waits no longer than that for an answer.
 async fn impatient(daemon: &Daemon) -> Client {
     let options = ConnectOptions { request_timeout: SHORT, ..ConnectOptions::new(daemon.run_dir()) };
@@ -309,9 +323,16 @@ fn a_gate_whose_producer_does_not_come_in_time_ends_typed_without_any_timer_of_a
             assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
         }
         // And beside a thread.
+        let is_over = Arc::new(AtomicBool::new(false));
         let waiting = thread::spawn({
-            let task = task.clone();
-            move || task.gate("never", 0, 1, within(PATIENCE / 40)).map(drop)
+            let (task, is_over) = (task.clone(), Arc::clone(&is_over));
+            // Again and again, for one wait may be over before anybody looks.
+            move || loop {
+                let late = task.gate("never", 0, 1, within(PATIENCE / 40)).map(drop);
+                if !matches!(late, Err(Error::Timeout { .. })) || is_over.load(Ordering::Relaxed) {
+                    return late;
+                }
+            }
         });
         daemon.await_gate("never");
         tokio::select! {
@@ -320,6 +341,7 @@ fn a_gate_whose_producer_does_not_come_in_time_ends_typed_without_any_timer_of_a
                 assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
             }
         }
+        is_over.store(true, Ordering::Relaxed);
         assert!(matches!(waiting.join().expect("a thread"), Err(Error::Timeout { .. })));
         // The place is free.
         let made = task.partition_async("x", 0, 1, 1, Strategy::Forward, PartitionOptions::default());
@@ -332,11 +354,13 @@ fn a_gate_whose_producer_does_not_come_in_time_ends_typed_without_any_timer_of_a
 fn what_a_daemon_that_stands_still_is_asked_for_ends_typed_and_is_taken_back() {
     everywhere(Settings::default(), async |daemon| {
         let client = impatient(&daemon).await;
-        let task = client.task_async("stays").await.expect("task");
-        let (mut partition, mut gate) = pair_async(&task, "x", PartitionOptions::default()).await;
+        let options = PartitionOptions::default;
+        let task = patiently(|| client.task_async("stays")).await;
+        let mut partition =
+            patiently(|| task.partition_async("x", 0, 1, 1, Strategy::Forward, options())).await;
+        let mut gate = patiently(|| task.gate_async("x", 0, 1, GateOptions::default())).await;
         let had = daemon.has();
         let still = daemon.pause();
-        let options = PartitionOptions::default;
         let (more, other, third) = tokio::join!(
             client.task_async("more"),
             task.partition_async("y", 0, 1, 1, Strategy::Forward, options()),
@@ -364,8 +388,8 @@ fn what_a_daemon_that_stands_still_is_asked_for_ends_typed_and_is_taken_back() {
 #[test]
 fn a_socket_that_takes_no_message_makes_futures_wait_and_no_thread() {
     let daemon = Daemon::start(Settings::default());
-    let options = ConnectOptions { timeout: SHORT, ..ConnectOptions::new(daemon.run_dir()) };
-    let client = Client::connect_with(options).expect("attach");
+    let options = || ConnectOptions { timeout: SHORT, ..ConnectOptions::new(daemon.run_dir()) };
+    let client = block_on(patiently(|| Client::connect_with_async(options())));
     let task = client.task("test").expect("task");
     let still = daemon.pause();
     // Far more requests than the socket has room for.
@@ -380,7 +404,7 @@ fn a_socket_that_takes_no_message_makes_futures_wait_and_no_thread() {
         assert!(poll_once(asking.as_mut()).is_none());
         unsent.push(asking);
     }
-    assert!(began.elapsed() < SHORT * 20, "none of them waited for room: {:?}", began.elapsed());
+    assert!(began.elapsed() < SHORT * 100, "none of them waited for room: {:?}", began.elapsed());
     let last = unsent.pop().expect("the last");
     match block_on(last) {
         Err(Error::Unanswered { asked: "a task", waited }) => assert_eq!(waited, SHORT),
@@ -389,7 +413,10 @@ fn a_socket_that_takes_no_message_makes_futures_wait_and_no_thread() {
     drop(still);
     // Those that were sent are answered, and what was not sent is not there.
     drop(unsent);
-    let (mut partition, mut gate) = pair(&task, PartitionOptions::default());
+    // That client waits a short time for its daemon also now.
+    let made = PartitionOptions::default;
+    let mut partition = block_on(patiently(|| task.partition_async("x", 0, 1, 1, Strategy::Forward, made())));
+    let mut gate = block_on(patiently(|| task.gate_async("x", 0, 1, GateOptions::default())));
     partition.emit(b"one").and_then(|()| partition.flush()).expect("emit");
     assert_eq!(crate::next_record(&mut gate), b"one");
     assert_eq!((daemon.sessions(), daemon.has()), (1, (1, 2)));

@@ -66,7 +66,7 @@ impl Gate {
             let found = spec.shape.segment_bytes;
             refusal = Some(Failure::new(
                 FailureCode::Mismatch,
-                format!("segment_bytes is {found}; needed: {segment_bytes}, as this node has"),
+                format!("a segment has {found} B; needed: {segment_bytes}, as on this node"),
             ));
         }
         if spec.debloat.is_some() {

@@ -350,7 +350,7 @@ fn mismatch(consumer: &Shape, producer: &Shape) -> Option<alloc::string::String>
     } else if consumer.consumers != producer.consumers {
         text("consumer parallelism", &consumer.consumers, &producer.consumers)
     } else if consumer.segment_bytes != producer.segment_bytes {
-        text("segment_bytes", &consumer.segment_bytes, &producer.segment_bytes)
+        text("segment size", &consumer.segment_bytes, &producer.segment_bytes)
     } else if consumer.checksum != producer.checksum {
         text("checksum", &consumer.checksum, &producer.checksum)
     } else {

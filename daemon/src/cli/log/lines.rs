@@ -214,8 +214,14 @@ mod tests {
         }
     }
 
+    /// For what does not come.
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(500)
+    }
+
+    /// For what comes; nobody waits so long.
+    fn patient() -> Instant {
+        Instant::now() + Duration::from_secs(60)
     }
 
     /// As the subscriber does it: one write for each line.
@@ -236,9 +242,9 @@ mod tests {
         log.flush(soon());
         assert!(page.lines().is_empty());
         drop(held);
-        log.flush(soon());
+        log.flush(patient());
         log_line(&lines, "after");
-        log.flush(soon());
+        log.flush(patient());
         let found = page.lines();
         let missing = found.iter().position(|line| line.contains("lines of the log are missing")).unwrap();
         let told: usize = found[missing].split(' ').find_map(|word| word.parse().ok()).unwrap();
@@ -253,7 +259,7 @@ mod tests {
         let (lines, log) = Lines::start(page.clone(), Form::Text, Limiter::default()).unwrap();
         for nth in 0..10 {
             log_line(&lines, &format!("line {nth}"));
-            log.flush(soon());
+            log.flush(patient());
         }
         assert!(page.lines().is_empty());
     }

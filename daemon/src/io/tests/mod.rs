@@ -24,7 +24,7 @@ use super::{Completion, Ring, SendBatch, SendPart, SocketSlot};
 use crate::memory::{HugepageMode, SendRegion};
 
 /// Long enough that reaching it means that something is stuck.
-const STUCK: Duration = Duration::from_secs(5);
+const STUCK: Duration = Duration::from_secs(60);
 
 /// The two ways of receiving.
 const LEVELS: [Level; 2] = [Level::OneShot, Level::Incremental];

@@ -92,6 +92,8 @@ fn a_signal_ends_the_wait_without_an_error() {
         action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
         assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
     }
+    // Before any signal: it is the wait that one may end.
+    let mut ring = make_ring(&small_config(Level::Incremental));
     // SAFETY: has no precondition.
     let parked = unsafe { libc::pthread_self() };
     let (done, stop) = std::sync::mpsc::channel::<()>();
@@ -102,7 +104,6 @@ fn a_signal_ends_the_wait_without_an_error() {
             unsafe { libc::pthread_kill(parked, libc::SIGUSR2) };
         }
     });
-    let mut ring = make_ring(&small_config(Level::Incremental));
     // Would never end by itself.
     ring.park(None).expect("a signal is no error");
     assert!(ring.next().is_none());

@@ -236,9 +236,33 @@ fn a_hundred_regions_that_go_with_sends_in_flight_are_kept_until_the_last_notice
 }
 
 #[test]
+fn registrations_that_are_shared_in_any_order_are_all_kept() {
+    let Some(mut ring) = registering_ring() else { return };
+    let (near, far) = tcp_pair();
+    let slot = ring.add_socket(near.into()).expect("a place");
+    let reader = std::thread::spawn(move || std::io::copy(&mut { far }, &mut std::io::sink()));
+    let (clients, mut seen) = ([client(), client(), client()], Seen::default());
+    // They get their numbers in this order, and their registrations in the other one.
+    for client in &clients {
+        seen.send(&mut ring, slot, client, 0);
+    }
+    for client in clients.iter().rev().chain(&clients) {
+        send_until_named(&mut ring, slot, client, &mut seen);
+    }
+    let found = registered(&ring);
+    assert_eq!((found.regions, found.refused), (3, 0), "{found:?}");
+    ring.close_socket(slot);
+    seen.wait_released(&mut ring);
+    drop(ring);
+    let _ = reader.join();
+}
+
+#[test]
 fn a_ring_that_is_dropped_with_registered_sends_in_flight_keeps_nothing() {
     let Some(mut ring) = registering_ring() else { return };
     let (near, far) = tcp_pair();
+    // Dropped with what is queued, its reader sees an end at once, however little of that it has read.
+    SockRef::from(&near).set_linger(Some(Duration::ZERO)).expect("a socket");
     let slot = ring.add_socket(near.into()).expect("a place");
     let reader = std::thread::spawn(move || std::io::copy(&mut { far }, &mut std::io::sink()));
     let client = client();

@@ -149,6 +149,8 @@ pub(super) struct Fixed<S> {
     free: Vec<u16>,
     /// By the address of the region, which an entry keeps alive.
     by_region: BTreeMap<usize, u16>,
+    /// The entry that is looked at next when a region finds no room.
+    hand: u16,
     is_on: bool,
     counters: RegisteredCounters,
 }
@@ -160,6 +162,7 @@ impl<S> Fixed<S> {
             entries: Vec::new(),
             free: Vec::new(),
             by_region: BTreeMap::new(),
+            hand: 0,
             is_on,
             counters: RegisteredCounters::default(),
         }
@@ -266,7 +269,7 @@ impl<S> Fixed<S> {
             return None;
         }
         let grown = u16::try_from(self.entries.len()).ok().filter(|number| *number < REGIONS_MAX);
-        if self.free.is_empty() && grown.is_none() {
+        if self.free.is_empty() && grown.is_none() && !self.make_room() {
             return None;
         }
         let tail = Tail::take(region)?;
@@ -279,6 +282,24 @@ impl<S> Fixed<S> {
         }
         self.by_region.insert(address, number);
         Some(number)
+    }
+
+    /// Lets go of a region that has no registration and has not asked for one, if the next entry is of such a one: many that
+    /// sent a little must not shut out one that sends a lot. One entry is looked at, so that a batch costs no more for it.
+    fn make_room(&mut self) -> bool {
+        let number = self.hand;
+        self.hand = (number + 1) % REGIONS_MAX;
+        let Some(Some(entry)) = self.entries.get(usize::from(number)) else { return false };
+        // One that is broken and was never shared says by its place that it is not to be asked for again.
+        if entry.is_shared || entry.slots > 0 || !matches!(entry.state, State::Waiting { .. }) {
+            return false;
+        }
+        self.by_region.remove(&Arc::as_ptr(entry.tail.region()).addr());
+        if let Some(place) = self.entries.get_mut(usize::from(number)) {
+            *place = None;
+        }
+        self.free.push(number);
+        true
     }
 }
 

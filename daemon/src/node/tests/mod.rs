@@ -73,6 +73,7 @@ fn options(node: &str) -> NodeOptions {
         drain_timeout: PATIENCE,
         observer: Observer::without(Cause::SwitchedOff),
         privileges: crate::privileges::Privileges::default(),
+        placement: crate::shard::placement::keeper::Keeper::default(),
     }
 }
 
@@ -181,6 +182,7 @@ pub(super) fn snapshot(shard: u16) -> ShardSnapshot {
         zero_copy: Default::default(),
         counts: ShardCounts::default(),
         bytes_total: 0,
+        cpu: 0,
         turns: TurnStats::default(),
         ring_level: "io_uring level full".to_owned(),
     }

@@ -90,7 +90,9 @@ pub(super) fn node(text: &mut Exposition, facts: &Facts) {
     for (metric, value) in SHARD_COLUMNS {
         let mut family = text.family(metric);
         for row in shards {
-            family.sample(&[&row.shard.to_string()], value(row));
+            if let Some(value) = value(row) {
+                family.sample(&[&row.shard.to_string()], value);
+            }
         }
     }
     for (metric, value) in LINK_COLUMNS {
@@ -236,14 +238,21 @@ fn length_buckets(report: &StallsReport, counts: &[u64]) -> (Vec<(f64, u64)>, u6
 /// Of the bounds of lengths one in so many is written: each four times the one before, from 2 us to 34 s.
 const LENGTHS_STEP: usize = 2;
 
-/// A value of a shard.
-type ShardColumn = (&'static Metric, fn(&ShardRow) -> Value);
+/// A value of a shard; none if it is not known.
+type ShardColumn = (&'static Metric, fn(&ShardRow) -> Option<Value>);
 
-const SHARD_COLUMNS: [ShardColumn; 4] = [
-    (&registry::SHARD_TURNS, |row| row.turns_total.into()),
-    (&registry::SHARD_LONG_TURNS, |row| row.long_turns_total.into()),
-    (&registry::SHARD_LONGEST_TURN, |row| row.longest_turn_seconds.into()),
-    (&registry::SHARD_PARKS, |row| row.parks_total.into()),
+const SHARD_COLUMNS: [ShardColumn; 11] = [
+    (&registry::SHARD_TURNS, |row| Some(row.turns_total.into())),
+    (&registry::SHARD_LONG_TURNS, |row| Some(row.long_turns_total.into())),
+    (&registry::SHARD_LONGEST_TURN, |row| Some(row.longest_turn_seconds.into())),
+    (&registry::SHARD_PARKS, |row| Some(row.parks_total.into())),
+    (&registry::SHARD_CPU, |row| row.cpu.map(|cpu| (cpu as u64).into())),
+    (&registry::SHARD_ROAMING, |row| Some(row.is_roaming.into())),
+    (&registry::SHARD_MEMORY_ELSEWHERE, |row| Some(row.memory_elsewhere_bytes.into())),
+    (&registry::SHARD_REGISTERED_REGIONS, |row| Some(u64::from(row.registered.regions).into())),
+    (&registry::SHARD_REGISTERED_BYTES, |row| Some(row.registered.bytes.into())),
+    (&registry::SHARD_REGISTERED_SENDS, |row| Some(row.registered.sends_total.into())),
+    (&registry::SHARD_REGISTERED_REFUSED, |row| Some(row.registered.refused_total.into())),
 ];
 
 /// A value of a link; none if it is not known.

@@ -85,6 +85,19 @@ metrics! {
     SHARD_LONGEST_TURN = Gauge "weir_shard_longest_turn_seconds" ["shard"] "seconds":
         "The longest turn since the daemon started.";
     SHARD_PARKS = Counter "weir_shard_parks_total" ["shard"]: "How often the loop of a shard slept.";
+    SHARD_REGISTERED_REGIONS = Gauge "weir_shard_registered_regions" ["shard"]:
+        "Send regions that zero-copy sends of a shard name by a number, since the kernel has looked their pages up for good.";
+    SHARD_REGISTERED_BYTES = Gauge "weir_shard_registered_bytes" ["shard"] "bytes": "Size of those regions.";
+    SHARD_REGISTERED_SENDS = Counter "weir_shard_registered_sends_total" ["shard"]:
+        "Zero-copy sends that named such a region.";
+    SHARD_REGISTERED_REFUSED = Counter "weir_shard_registered_refused_total" ["shard"]:
+        "Times that the kernel refused to register a region, or a send for what it named; what was to be sent went another way.";
+    SHARD_CPU = Gauge "weir_shard_cpu" ["shard"]: "Number of the CPU that a shard ran on when it was asked.";
+    SHARD_ROAMING = Gauge "weir_shard_roaming" ["shard"]:
+        "1 while a shard runs wherever the kernel puts it, 0 while it is bound to a CPU; `weir shards` gives the reason. Whether \
+         that is less than it could have, `weir_subsystem_degraded` says of `placement`.";
+    SHARD_MEMORY_ELSEWHERE = Gauge "weir_shard_memory_elsewhere_bytes" ["shard"] "bytes":
+        "Regions of a shard that are on another NUMA node than the one that they were to be made on: that had no memory left.";
 
     LINK_CONNECTED = Gauge "weir_link_connected" ["peer", "shard", "peer_shard"]:
         "1 while a data link has a connection, 0 while it waits for another one.";

@@ -10,6 +10,7 @@ use crate::control::snapshot::{
     Subsystem,
 };
 use crate::control::stalls::{PastWait, PastWaits};
+use crate::control::zero_copy::RegisteredRow;
 
 /// A sending end of an exchange without other producers.
 pub(super) fn row(exchange: &str, consumer: u32, bytes_total: u64) -> ChannelRow {
@@ -46,7 +47,14 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
                 Subsystem::off("peers", "none"),
             ],
             links: vec![link],
-            shards: vec![ShardRow { turns_total: 5, longest_turn_seconds: 0.002, ..ShardRow::default() }],
+            shards: vec![ShardRow {
+                turns_total: 5,
+                longest_turn_seconds: 0.002,
+                registered: RegisteredRow { regions: 2, bytes: 3 << 20, sends_total: 7, refused_total: 1 },
+                cpu: Some(1500),
+                is_roaming: true,
+                ..ShardRow::default()
+            }],
             shards_missing: Vec::new(),
                 capabilities_given_up: Vec::new(), hooks: Vec::new(),
         },
@@ -164,6 +172,12 @@ fn every_metric_is_written_and_no_other() {
         ("weir_subsystem_degraded{subsystem=\"peer/b\"}", 1.0),
         ("weir_link_connected{peer=\"b\",shard=\"0\",peer_shard=\"1\"}", 1.0),
         ("weir_shard_longest_turn_seconds{shard=\"0\"}", 0.002),
+        ("weir_shard_registered_regions{shard=\"0\"}", 2.0),
+        ("weir_shard_registered_bytes{shard=\"0\"}", 3_145_728.0),
+        ("weir_shard_registered_sends_total{shard=\"0\"}", 7.0),
+        ("weir_shard_registered_refused_total{shard=\"0\"}", 1.0),
+        ("weir_shard_cpu{shard=\"0\"}", 1500.0),
+        ("weir_shard_roaming{shard=\"0\"}", 1.0),
         ("weir_channels{side=\"send\"}", 2.0),
         ("weir_gate_in_flight_bytes{exchange=\"x\",consumer=\"1\"}", 4_000.0),
         ("weir_gate_consumed_bytes_total{exchange=\"x\",consumer=\"1\"}", 9_000.0),

@@ -239,10 +239,17 @@ fn received_under_looks(level: Level, total: u64) -> u64 {
             looks.sample();
             found += u64::from(looks.account().unread_age_ns > Some(0));
         }
+        assert_eq!(Reading::of(far.as_fd()).unwrap().unread_bytes, 0, "nothing came twice");
+        // A ring that does not park receives nothing: a look finds this for certain, however turns and arrivals met before.
+        let mut near = writer.join().unwrap();
+        near.write_all(&[byte_at(total)]).unwrap();
+        let began = Instant::now();
+        while looks.account().unread_age_ns.is_none_or(|age| age == 0) {
+            assert!(began.elapsed() < PATIENCE, "no look found it");
+            looks.sample();
+        }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    assert_eq!(Reading::of(far.as_fd()).unwrap().unread_bytes, 0, "nothing came twice");
-    drop(writer.join().unwrap());
     found
 }
 
@@ -251,6 +258,5 @@ fn a_stream_that_is_looked_at_all_the_time_is_received_byte_for_byte() {
     for level in [Level::OneShot, Level::Incremental] {
         let found = received_under_looks(level, 16 << 20);
         println!("{level:?}: {found} looks found something unread");
-        assert!(found > 0, "{level:?}");
     }
 }

@@ -192,9 +192,10 @@ fn neither_idle_time_nor_what_is_shorter_than_the_least_is_a_stall() {
     let (near, far) = pair();
     let watch = observer.watch(near.as_fd());
     let reading = reader(far, 256 << 10, Duration::from_millis(20));
-    write_for(&near, 64 << 10, Duration::from_millis(300));
+    write_until(&near, 64 << 10, "a stall", || {
+        watch.account().state_entries.unwrap()[SendState::ReceiveWindow as usize] > 3
+    });
     let account = watch.account();
-    assert!(account.state_entries.unwrap()[SendState::ReceiveWindow as usize] > 0, "{account:?}");
     assert_eq!(account.stalls.unwrap().total, 0, "{account:?}");
     near.shutdown(std::net::Shutdown::Both).unwrap();
     reading.join().unwrap();

@@ -90,6 +90,19 @@ fn reader(mut stream: TcpStream, chunk: usize, pause: Duration) -> JoinHandle<u6
     })
 }
 
+/// Writes until this holds, which is asked behind each chunk.
+fn write_until(mut stream: &TcpStream, chunk: usize, what: &str, mut holds: impl FnMut() -> bool) {
+    let bytes = vec![0x5a; chunk];
+    let began = Instant::now();
+    loop {
+        stream.write_all(&bytes).unwrap();
+        if holds() {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{what}");
+    }
+}
+
 /// Writes for this long.
 fn write_for(mut stream: &TcpStream, chunk: usize, time: Duration) {
     let bytes = vec![0x5a; chunk];

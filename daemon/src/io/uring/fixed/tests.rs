@@ -194,21 +194,48 @@ fn a_region_that_is_forgotten_stays_until_the_last_batch_is_let_go_of() {
 fn there_is_room_for_so_many_regions_and_no_two_users_of_one_tail() {
     let (mut fixed, mut table) = (Fixed::new(true), Table::default());
     let regions: Vec<_> = (0..=REGIONS_MAX).map(|_| region()).collect();
-    for region in &regions {
-        assert!(fixed.name(&batch(region, 1), &mut table).is_none());
+    let (last, busy) = regions.split_last().expect("regions");
+    // All of them have asked.
+    for region in busy {
+        ask(&mut fixed, &mut table, region);
     }
+    (0..2 * u32::from(REGIONS_MAX)).for_each(|_| assert!(fixed.name(&batch(last, 1), &mut table).is_none()));
     let known =
         |regions: &[Arc<SendRegion>]| regions.iter().filter(|region| Arc::strong_count(region) > 1).count();
-    assert_eq!(known(&regions), usize::from(REGIONS_MAX));
+    assert_eq!((known(busy), known(std::slice::from_ref(last))), (usize::from(REGIONS_MAX), 0));
     fixed.forget(&regions[3], &mut table);
-    let mut second = Fixed::new(true);
+    let (mut second, mut other) = (Fixed::new(true), Table::default());
     (0..100).for_each(|_| {
-        assert!(second.name(&batch(&regions[0], 1), &mut table).is_none());
+        assert!(second.name(&batch(&regions[0], 1), &mut other).is_none());
     });
-    assert!(table.asked.is_empty(), "its tail is the first one's");
-    ask(&mut second, &mut table, &regions[3]);
+    assert!(other.asked.is_empty(), "its tail is the first one's");
+    ask(&mut second, &mut other, &regions[3]);
     fixed.forget_all(&mut table);
     assert_eq!(known(&regions), 1);
+}
+
+#[test]
+fn a_region_that_is_busy_finds_room_among_those_that_sent_once() {
+    let (mut fixed, mut table) = (Fixed::new(true), Table::default());
+    let idle: Vec<_> = (0..REGIONS_MAX).map(|_| region()).collect();
+    // One of them is in use for good.
+    ask(&mut fixed, &mut table, &idle[0]);
+    table.answer(0, None);
+    let (first, _) = fixed.name(&batch(&idle[0], 1), &mut table).expect("a registered region");
+    for region in &idle[1..] {
+        assert!(fixed.name(&batch(region, 1), &mut table).is_none());
+    }
+    let busy = region();
+    assert!(ask(&mut fixed, &mut table, &busy) <= BATCHES_MIN + 1, "the first entry is not given up");
+    table.answer(0, None);
+    let (named, _) = fixed.name(&batch(&busy, 1), &mut table).expect("a registered region");
+    let left = idle.iter().filter(|region| Arc::strong_count(region) == 1).count();
+    assert_eq!((left, table.shared.len()), (1, 2), "one that sent once was let go of");
+    fixed.let_go(first, &mut table);
+    fixed.let_go(named, &mut table);
+    fixed.forget(&busy, &mut table);
+    fixed.forget_all(&mut table);
+    assert_eq!((table.locked(), Arc::strong_count(&busy)), (0, 1));
 }
 
 /// Numbers that look random and are the same each time.

@@ -1,0 +1,273 @@
+//! Keeps shard threads where the plan wants them, and makes another plan when the CPUs that the daemon may use change.
+//!
+//! They change while it runs: a control group's cpuset is made smaller, a CPU goes offline, somebody calls `taskset` on the
+//! daemon. The kernel then moves the threads by itself, and on kernels before 6.2 every write to a cpuset undoes the binding
+//! of all of them. So it is looked once a second, from beside the shards: the main thread is never bound, and what it may use
+//! is what the daemon may use.
+
+use std::io;
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::thread::Pid;
+
+use super::report::{Placements, ShardPlace};
+use super::{Pin, Place, plan};
+use crate::doctor::root::Root;
+use crate::memory::numa::{self, NodeChoice};
+use crate::topology::{Topology, memories_allowed, show_list};
+
+/// What is asked of the kernel about threads.
+trait Threads {
+    /// The CPUs that a thread may use.
+    fn affinity(&self, thread: Pid) -> io::Result<Vec<usize>>;
+    /// Lets it use these and no others.
+    fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()>;
+}
+
+/// Those of this machine.
+struct Real;
+
+impl Threads for Real {
+    fn affinity(&self, thread: Pid) -> io::Result<Vec<usize>> {
+        numa::affinity(Some(thread))
+    }
+
+    fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()> {
+        numa::set_affinity(Some(thread), cpus)
+    }
+}
+
+/// Where the shards of this daemon are. Cheap to clone; all clones are one. The default knows no shard.
+#[derive(Clone, Debug, Default)]
+pub struct Keeper(Arc<Mutex<Kept>>);
+
+impl Keeper {
+    /// Plans for so many shards on the CPUs that the main thread may use.
+    #[must_use]
+    pub fn start(root: Root, pin: Pin, shards: u16) -> Self {
+        let main = rustix::process::getpid();
+        let allowed = Real.affinity(main).unwrap_or_default();
+        let mut kept = Kept { has_own_policy: numa::has_own_policy(), ..Kept::of(root, main, pin) };
+        kept.shards.resize_with(usize::from(shards), Shard::default);
+        let news = News { root: kept.root.clone(), allowed };
+        kept.plan(news.read());
+        kept.at_start.clone_from(&kept.allowed);
+        kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
+        if !kept.topology.doubts().is_empty() {
+            tracing::info!(
+                doubts = kept.topology.doubts().join("; "),
+                "the machine is taken for a simpler one"
+            );
+        }
+        Self(Arc::new(Mutex::new(kept)))
+    }
+
+    /// The calling thread is that of this shard from now on. It is bound at once, if it is to be.
+    pub fn begin(&self, shard: u16) {
+        let mut kept = self.lock();
+        if let Some(shard) = kept.shards.get_mut(usize::from(shard)) {
+            shard.thread = Some(rustix::thread::gettid());
+        }
+        kept.settle(&Real, usize::from(shard));
+    }
+
+    /// Whether other CPUs may be used than before. Then the machine is to be read ([`News::read`]), for [`Self::take`].
+    #[must_use]
+    pub fn news(&self) -> Option<News> {
+        self.lock().news(&Real)
+    }
+
+    /// Plans anew.
+    pub fn take(&self, read: Read) {
+        self.lock().take(read);
+    }
+
+    /// Puts every shard where it is to be, if it is not there.
+    pub fn settle(&self) {
+        self.lock().settle_all(&Real);
+    }
+
+    /// Where the memory of this shard is to come from.
+    #[must_use]
+    pub fn memory_of(&self, shard: u16) -> NodeChoice {
+        self.lock().memory_of(usize::from(shard))
+    }
+
+    /// Where everything is, at this moment.
+    #[must_use]
+    pub fn report(&self) -> Placements {
+        self.lock().report()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        // Whoever panicked has left numbers, each of them whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Other CPUs may be used than before.
+#[derive(Debug)]
+pub struct News {
+    root: Root,
+    allowed: Vec<usize>,
+}
+
+/// What the machine has of them.
+#[derive(Debug)]
+pub struct Read {
+    allowed: Vec<usize>,
+    topology: Topology,
+    memories: Option<Vec<u32>>,
+}
+
+impl News {
+    /// Reads some files for each CPU, which takes a while where there are many.
+    #[must_use]
+    pub fn read(self) -> Read {
+        let topology = Topology::read(&self.root, &self.allowed);
+        Read { topology, memories: memories_allowed(&self.root, "self"), allowed: self.allowed }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    root: Root,
+    /// The main thread; none in the default, which keeps nothing.
+    main: Option<Pid>,
+    pin: Pin,
+    /// Whether an operator has said where memory comes from.
+    has_own_policy: bool,
+    /// CPUs that could be used when the daemon started.
+    at_start: Vec<usize>,
+    /// Those that can be now.
+    allowed: Vec<usize>,
+    topology: Topology,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    place: Place,
+    thread: Option<Pid>,
+    /// Whether it was to be bound when the daemon started.
+    was_bound: bool,
+    /// Whether its affinity was set here. What was not is left to the kernel.
+    is_ours: bool,
+    /// Why the kernel does not set it.
+    refused: Option<String>,
+}
+
+impl Kept {
+    fn of(root: Root, main: Pid, pin: Pin) -> Self {
+        Self { root, main: Some(main), pin, ..Self::default() }
+    }
+
+    fn news(&self, threads: &impl Threads) -> Option<News> {
+        let allowed = threads.affinity(self.main?).ok()?;
+        let is_other = allowed != self.allowed && !allowed.is_empty();
+        is_other.then(|| News { root: self.root.clone(), allowed })
+    }
+
+    fn take(&mut self, read: Read) {
+        let before = show_list(&self.allowed);
+        self.plan(read);
+        self.tell(&before);
+    }
+
+    fn plan(&mut self, Read { allowed, topology, memories }: Read) {
+        let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
+        let places = plan(&topology, memories.as_deref(), shards, self.pin);
+        self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
+        (self.allowed, self.topology) = (allowed, topology);
+    }
+
+    fn settle_all(&mut self, threads: &impl Threads) {
+        (0..self.shards.len()).for_each(|shard| self.settle(threads, shard));
+    }
+
+    /// Says that other CPUs may be used than before.
+    fn tell(&self, before: &str) {
+        let report = self.report();
+        let (cpus, at_start) = (show_list(&self.allowed), show_list(&self.at_start));
+        let placement = report.describe();
+        if report.missing().is_empty() {
+            tracing::info!(
+                cpus,
+                before,
+                placement,
+                "the daemon may use all CPUs again that it had at its start"
+            );
+        } else {
+            tracing::warn!(
+                cpus,
+                before,
+                at_start,
+                placement,
+                "the daemon may not use all CPUs that it had at its start"
+            );
+        }
+    }
+
+    /// Puts a shard where it is to be, if it is not there.
+    fn settle(&mut self, threads: &impl Threads, shard: usize) {
+        let Some(Shard { place, thread: Some(thread), is_ours, refused, .. }) = self.shards.get_mut(shard)
+        else {
+            return;
+        };
+        let wanted = match &place.cpu {
+            Some(cpu) => slice::from_ref(cpu),
+            None if *is_ours => self.allowed.as_slice(),
+            None => &[],
+        };
+        // A thread that has ended is nowhere.
+        let Ok(now) = threads.affinity(*thread) else { return };
+        if wanted.is_empty() || now == wanted {
+            *refused = None;
+            return;
+        }
+        match threads.set_affinity(*thread, wanted) {
+            Ok(()) => (*is_ours, *refused) = (true, None),
+            Err(error) => {
+                if refused.is_none() {
+                    tracing::warn!(shard, cpus = show_list(wanted), %error, "a shard cannot be bound to its CPU");
+                }
+                *refused = Some(error.to_string());
+            }
+        }
+    }
+
+    fn memory_of(&self, shard: usize) -> NodeChoice {
+        if !self.topology.has_several_memories() {
+            return NodeChoice::Only(self.topology.only_memory());
+        }
+        let node = self.shards.get(shard).and_then(|shard| shard.place.memory_node);
+        NodeChoice::Preferred(node.filter(|_| !self.has_own_policy))
+    }
+
+    fn report(&self) -> Placements {
+        let shards = self.shards.iter().enumerate().map(|(number, shard)| {
+            let cpu = shard.place.cpu.and_then(|cpu| self.topology.cpu(cpu));
+            ShardPlace {
+                place: shard.place.clone(),
+                package: cpu.and_then(|cpu| cpu.package),
+                core_id: cpu.and_then(|cpu| cpu.core_id),
+                memory: self.memory_of(number),
+                was_bound: shard.was_bound,
+                refused: shard.refused.clone(),
+            }
+        });
+        Placements {
+            pin: self.pin,
+            at_start: self.at_start.clone(),
+            allowed: self.allowed.clone(),
+            machine: self.topology.describe(),
+            doubts: self.topology.doubts().to_vec(),
+            has_own_policy: self.has_own_policy,
+            shards: shards.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
