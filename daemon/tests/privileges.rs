@@ -76,6 +76,9 @@ fn no_thread_keeps_what_only_the_start_needed() {
             .collect();
         assert_eq!(daemon.ask("status")["capabilities_given_up"], serde_json::json!(names));
         assert_eq!(subsystem(daemon, "privileges").expect("a line")["state"], "ok");
+        let probes = weir(["probes"], &daemon.run_dir).output().expect("weir runs");
+        let said = String::from_utf8_lossy(&probes.stderr);
+        assert!(probes.status.code() == Some(1) && said.contains("observe.probes = \"off\""), "{said}");
         let doctor = weir(["doctor", "--output", "json"], &daemon.run_dir).output().expect("weir runs");
         let report: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
         for row in report["rows"].as_array().expect("rows") {
@@ -104,6 +107,14 @@ fn sockets_are_watched_by_a_daemon_that_could_not_load_probes_any_more() {
     }
     let b = Daemon::start(directory.path(), &DaemonOptions::new("b", &second));
     assert_given_up(&a);
+    // It says itself where they stand, to whoever may ask it.
+    let output = weir(["probes", "--output", "json"], &a.run_dir).output().expect("weir runs");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let hooks = report["hooks"].as_array().expect("hooks");
+    let attached =
+        hooks.iter().filter(|hook| hook["is_attached"] == true && hook["point"].is_string()).count();
+    let said = format!("{attached} of {} hooks attached", hooks.len());
+    assert!(attached > 0 && line["detail"].as_str().expect("a text").starts_with(&said), "{line} {report}");
     let receiver = recv(&b, "x", "0/1");
     let mut sender = send(&a, "x", &["--strategy", "forward", "--consumers", "1"]);
     let source = Source::start(&mut sender);

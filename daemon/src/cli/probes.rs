@@ -1,23 +1,28 @@
 //! `weir probes`: whether the kernel probes run on this machine, hook by hook.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
 
 use super::output::{self, Align, Output};
-use crate::control::snapshot::SCHEMA_VERSION;
+use crate::control::client;
+use crate::control::snapshot::{HookRow, SCHEMA_VERSION, StatusReport};
 use crate::exit::{Exit, Problem};
-use crate::observe::probes::hooks::{HookState, Outcome};
-use crate::observe::sockets::{Observer, ObserverState};
+use crate::observe::sockets::Observer;
 
 /// Load the kernel probes of this program, show what became of each hook, and take them out again.
 ///
-/// Needs what the daemon needs for them: CAP_BPF and CAP_PERFMON. No daemon is asked, and none is disturbed.
+/// Needs what the daemon needs for them: CAP_BPF and CAP_PERFMON. No daemon is asked, and none is disturbed. With --run-dir
+/// nothing is loaded: the daemon that runs there is asked what became of its own.
 ///
-/// Exit codes: 0 every hook is attached, 3 some are not, 1 there are no probes, with the reason.
+/// Exit codes: 0 every hook is attached, 3 some are not, 1 there are no probes, with the reason, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct ProbesArgs {
+    /// Ask the daemon with this run directory.
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
     /// Form of the output.
     #[arg(long, value_enum, default_value_t)]
     output: Output,
@@ -27,40 +32,18 @@ pub(super) struct ProbesArgs {
 #[derive(Debug, Serialize)]
 struct ProbesReport {
     schema_version: u32,
-    /// Time from the object to the last attached program.
-    load_seconds: f64,
+    /// Time from the object to the last attached program; not there for a daemon that has loaded them long ago.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_seconds: Option<f64>,
     hooks: Vec<HookRow>,
 }
 
-/// One hook.
-#[derive(Debug, Serialize)]
-struct HookRow {
-    /// The event that it stands for.
-    event: &'static str,
-    /// Whether a program is attached.
-    is_attached: bool,
-    /// Where it stands.
-    point: Option<String>,
-    /// Instructions that the verifier walked; `null` where the kernel does not tell.
-    verified_instructions: Option<u32>,
-    /// What is missing, why, and what is lost.
-    missing: Option<String>,
-}
-
 pub(super) fn run(arguments: &ProbesArgs) -> Result<Exit, Problem> {
-    let began = Instant::now();
-    let observer = Observer::start(1);
-    let load_seconds = began.elapsed().as_secs_f64();
-    let hooks = match observer.state() {
-        ObserverState::Probes { hooks, .. } => hooks,
-        ObserverState::Samples(cause) => {
-            return Err(Problem::new(Exit::Failed, "no kernel probes")
-                .found(cause.to_string())
-                .fix(cause.fix()));
-        }
+    let (hooks, load_seconds) = match &arguments.run_dir {
+        Some(run_dir) => (of_daemon(run_dir)?, None),
+        None => tried()?,
     };
-    let report =
-        ProbesReport { schema_version: SCHEMA_VERSION, load_seconds, hooks: hooks.iter().map(row).collect() };
+    let report = ProbesReport { schema_version: SCHEMA_VERSION, load_seconds, hooks };
     match arguments.output {
         Output::Json => output::print_json(&report)?,
         Output::Table => output::print(&text(&report))?,
@@ -68,18 +51,30 @@ pub(super) fn run(arguments: &ProbesArgs) -> Result<Exit, Problem> {
     Ok(if report.hooks.iter().all(|hook| hook.is_attached) { Exit::Ok } else { Exit::Degraded })
 }
 
-fn row(state: &HookState) -> HookRow {
-    let (point, verified_instructions) = match &state.outcome {
-        Outcome::Attached { point, verified, .. } => (Some(point.to_string()), *verified),
-        Outcome::Absent | Outcome::Refused { .. } => (None, None),
-    };
-    HookRow {
-        event: state.hook.name,
-        is_attached: state.is_attached(),
-        point,
-        verified_instructions,
-        missing: state.missing(),
+fn none() -> Problem {
+    Problem::new(Exit::Failed, "no kernel probes")
+}
+
+/// Loads and attaches them.
+fn tried() -> Result<(Vec<HookRow>, Option<f64>), Problem> {
+    let began = Instant::now();
+    let observer = Observer::start(1);
+    let load_seconds = began.elapsed().as_secs_f64();
+    match observer.cause() {
+        None => Ok((observer.hooks(), Some(load_seconds))),
+        Some(cause) => Err(none().found(cause.to_string()).fix(cause.fix())),
     }
+}
+
+/// What a daemon that runs says of its own.
+fn of_daemon(run_dir: &Path) -> Result<Vec<HookRow>, Problem> {
+    let report: StatusReport = client::get(run_dir, "/v1/status")?;
+    if !report.hooks.is_empty() {
+        return Ok(report.hooks);
+    }
+    let line = report.subsystems.into_iter().find(|line| line.name == "probes");
+    let (reason, fix) = line.map_or((None, None), |line| (line.reason, line.fix));
+    Err(none().found(reason.unwrap_or_default()).fix(fix.unwrap_or_default()))
 }
 
 fn text(report: &ProbesReport) -> String {
@@ -90,29 +85,37 @@ fn text(report: &ProbesReport) -> String {
             let verified = hook.verified_instructions.map_or("-".to_owned(), |count| count.to_string());
             let place = hook.point.clone().or_else(|| hook.missing.clone()).unwrap_or_default();
             let state = if hook.is_attached { "attached" } else { "missing" };
-            vec![hook.event.to_owned(), state.to_owned(), verified, place]
+            vec![hook.event.clone(), state.to_owned(), verified, place]
         })
         .collect();
     let head =
         [("event", Align::Left), ("state", Align::Left), ("verified", Align::Right), ("hook", Align::Left)];
     let mut text = output::table(&head, &rows);
-    text.push_str(&format!("\nloaded and attached in {:.0} ms\n", report.load_seconds * 1e3));
+    if let Some(seconds) = report.load_seconds {
+        text.push_str(&format!("\nloaded and attached in {:.0} ms\n", seconds * 1e3));
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::probes::hooks::{HOOKS, Point};
 
     #[test]
     fn a_hook_is_a_line_with_its_place_or_with_what_is_lost() {
-        let point = Point::Tracepoint("tcp_probe");
-        let outcome = Outcome::Attached { program: "weir_segment", point, verified: Some(1234) };
-        let hooks =
-            [HookState { hook: &HOOKS[0], outcome }, HookState { hook: &HOOKS[4], outcome: Outcome::Absent }];
-        let report =
-            ProbesReport { schema_version: 1, load_seconds: 0.0801, hooks: hooks.iter().map(row).collect() };
+        let row = |event: &str, point: Option<&str>, missing: Option<&str>| HookRow {
+            event: event.to_owned(),
+            is_attached: point.is_some(),
+            point: point.map(str::to_owned),
+            verified_instructions: point.map(|_| 1234),
+            missing: missing.map(str::to_owned),
+        };
+        let lost = "this kernel has no tp_btf/tcp_retransmit_skb: lost: when a segment was last sent again; how many were is known";
+        let hooks = vec![
+            row("segment arrives", Some("tp_btf/tcp_probe"), None),
+            row("segment is sent again", None, Some(lost)),
+        ];
+        let report = ProbesReport { schema_version: 1, load_seconds: Some(0.0801), hooks };
         assert_eq!(
             text(&report),
             "EVENT                  STATE     VERIFIED  HOOK\n\

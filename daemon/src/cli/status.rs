@@ -86,6 +86,7 @@ mod tests {
             shards: Vec::new(),
             shards_missing: Vec::new(),
             capabilities_given_up: Vec::new(),
+            hooks: Vec::new(),
         };
         assert_eq!(
             text(&report),

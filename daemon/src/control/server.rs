@@ -285,6 +285,7 @@ mod tests {
                 shards: Vec::new(),
                 shards_missing: Vec::new(),
                 capabilities_given_up: Vec::new(),
+                hooks: Vec::new(),
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }

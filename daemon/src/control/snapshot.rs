@@ -109,6 +109,24 @@ pub struct StatusReport {
     /// Capabilities that the daemon had when it started, and gave up.
     #[serde(default)]
     pub capabilities_given_up: Vec<String>,
+    /// What became of each hook of the kernel probes when the daemon started; none without probes, as the line `probes` says.
+    #[serde(default)]
+    pub hooks: Vec<HookRow>,
+}
+
+/// One hook of the kernel probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookRow {
+    /// The event that it stands for.
+    pub event: String,
+    /// Whether a program is attached.
+    pub is_attached: bool,
+    /// Where it stands.
+    pub point: Option<String>,
+    /// Instructions that the verifier walked; `null` where the kernel does not tell.
+    pub verified_instructions: Option<u32>,
+    /// What is missing, why, and what is lost.
+    pub missing: Option<String>,
 }
 
 /// One data link, over all its connections.

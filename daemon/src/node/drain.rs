@@ -112,6 +112,7 @@ impl Node {
             refused: self.refused.last(),
             found: self.discovery.line(),
             probes: self.options.observer.line(),
+            hooks: self.options.observer.hooks(),
             privileges: self.options.privileges.clone(),
             configuration: self.configuration.clone(),
         };

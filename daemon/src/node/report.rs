@@ -15,7 +15,7 @@ use crate::attach::descriptors;
 use crate::control::configuration::ConfigurationReport;
 use crate::control::gates::GateRow;
 use crate::control::snapshot::{
-    self, ChannelRow, ChannelSide, ChannelsReport, LinkRow, MemoryReport, SCHEMA_VERSION,
+    self, ChannelRow, ChannelSide, ChannelsReport, HookRow, LinkRow, MemoryReport, SCHEMA_VERSION,
     SHARD_ANSWER_TIMEOUT, StatusReport, Subsystem,
 };
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
@@ -85,6 +85,8 @@ pub(super) struct NodeFacts {
     pub(super) refused: Option<String>,
     /// How sockets are observed.
     pub(super) probes: Subsystem,
+    /// What became of each hook of the probes.
+    pub(super) hooks: Vec<HookRow>,
     /// What became of capabilities.
     pub(super) privileges: Privileges,
     /// What is in effect of the configuration.
@@ -155,6 +157,7 @@ impl NodeReport {
             shards: self.shard_rows(),
             shards_missing: missing,
             capabilities_given_up: facts.privileges.given_up.iter().map(ToString::to_string).collect(),
+            hooks: facts.hooks.clone(),
         }
     }
 
@@ -472,6 +475,7 @@ mod tests {
             vanished: Vec::new(),
             refused: None,
             probes: Observer::without(Cause::NoBpfCapability).line(),
+            hooks: Vec::new(),
             privileges: Privileges::default(),
             configuration: ConfigurationReport::default(),
         };

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::common::eventually;
+use crate::common::PATIENCE;
 
 /// A group with limits of one controller.
 pub(crate) struct Group {
@@ -60,8 +61,11 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What ran in it has just ended.
-        eventually("the group is empty", || fs::remove_dir(&self.path).ok());
+        // What ran in it has just ended. One that stays is empty, and no reason to hide why a test fails.
+        let deadline = Instant::now() + PATIENCE;
+        while fs::remove_dir(&self.path).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         if let Some((file, controller)) = &self.switched {
             // It stays on where somebody else has begun to use it.
             let _ = write(file, &format!("-{controller}"));

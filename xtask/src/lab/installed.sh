@@ -141,6 +141,8 @@ switched_off() {
     ! systemctl restart weir || return 1
     # By itself (CLD_EXITED) and not by a signal.
     how=$(systemctl show -p ExecMainCode -p ExecMainStatus --value weir | tr '\n' ' ')
+    # It may be behind.
+    journalctl --sync
     said=$(journalctl -u weir -o cat --no-pager | grep 'kernel.io_uring_disabled is 2' | tail -n 1)
     weir doctor > /run/doctor
     code=$?

@@ -249,7 +249,10 @@ fn refused(node: &Node) -> Result<String, String> {
     ))?;
     // CLD_EXITED: by itself, and not by a signal.
     let state = [property(node, "ExecMainCode")?, property(node, "ExecMainStatus")?];
-    let told = node.sh("journalctl -u weir -o cat --no-pager | grep 'io_uring_setup' | tail -n 1")?;
+    // The journal may be behind.
+    let told = eventually(PATIENCE, || {
+        node.sh("journalctl -u weir -o cat --no-pager | grep 'io_uring_setup.*SystemCallFilter=' | tail -n 1 | grep .")
+    });
     let asked = node.sh(&format!(
         "systemd-run -q --collect --wait --pipe -p User=weir -p '{FILTER}' -p SystemCallErrorNumber=EPERM \
          weir doctor --output json || [ $? = 1 ]"
@@ -265,10 +268,8 @@ fn refused(node: &Node) -> Result<String, String> {
             return Err(format!("the doctor says {row}"));
         }
     }
-    if !told.contains("SystemCallFilter=") {
-        return Err(format!("the daemon says {told}"));
-    }
-    lives_after(node, lives).map(|()| told)
+    lives_after(node, lives)?;
+    told
 }
 
 /// Changes what the package of the next version brings for an administrator to edit, in the tree that it is made of.

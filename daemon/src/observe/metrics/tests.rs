@@ -56,7 +56,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
                 ..ShardRow::default()
             }],
             shards_missing: Vec::new(),
-                capabilities_given_up: Vec::new(),
+                capabilities_given_up: Vec::new(), hooks: Vec::new(),
         },
         channels: ChannelsReport {
             schema_version: SCHEMA_VERSION,

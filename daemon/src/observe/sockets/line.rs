@@ -1,9 +1,9 @@
 //! The line `probes` of `weir status`.
 
 use super::{Observer, ObserverState};
-use crate::control::snapshot::{Health, Subsystem};
+use crate::control::snapshot::{Health, HookRow, Subsystem};
 use crate::observe::probes::cause::Cause;
-use crate::observe::probes::hooks::{HookState, Need};
+use crate::observe::probes::hooks::{HookState, Need, Outcome};
 
 /// The name of the line.
 const NAME: &str = "probes";
@@ -12,9 +12,32 @@ const NAME: &str = "probes";
 pub(crate) const SAMPLES: &str = "sockets of links are sampled: their times are approximate";
 
 impl Observer {
+    /// What became of each hook; none without probes.
+    pub(crate) fn hooks(&self) -> Vec<HookRow> {
+        match self.state() {
+            ObserverState::Probes { hooks, .. } => hooks.iter().map(hook).collect(),
+            ObserverState::Samples(_) => Vec::new(),
+        }
+    }
+
     /// How observing is done, as one line.
     pub(crate) fn line(&self) -> Subsystem {
         line(&self.state())
+    }
+}
+
+/// One hook as it is shown.
+fn hook(state: &HookState) -> HookRow {
+    let (point, verified_instructions) = match &state.outcome {
+        Outcome::Attached { point, verified, .. } => (Some(point.to_string()), *verified),
+        Outcome::Absent | Outcome::Refused { .. } => (None, None),
+    };
+    HookRow {
+        event: state.hook.name.to_owned(),
+        is_attached: state.is_attached(),
+        point,
+        verified_instructions,
+        missing: state.missing(),
     }
 }
 
@@ -65,7 +88,7 @@ fn first_loss(hooks: &[HookState], unwatched: u64, stalls_lost: u64) -> Option<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::probes::hooks::{HOOKS, Outcome};
+    use crate::observe::probes::hooks::{HOOKS, Point};
 
     const PAGE: &str = include_str!("../../../../docs/operations.md");
 
@@ -75,11 +98,7 @@ mod tests {
     }
 
     fn attached() -> Outcome {
-        Outcome::Attached {
-            program: "x",
-            point: crate::observe::probes::hooks::Point::Tracepoint("x"),
-            verified: None,
-        }
+        Outcome::Attached { program: "x", point: Point::Tracepoint("x"), verified: None }
     }
 
     fn with(hooks: Vec<HookState>, unwatched_total: u64, stalls_lost_total: u64) -> Subsystem {
@@ -95,6 +114,22 @@ mod tests {
         };
         let reason = line.reason.as_deref().unwrap_or_default();
         format!("| `probes` | {state}: {}", reason.split(": ").next().unwrap_or_default())
+    }
+
+    #[test]
+    fn a_hook_is_shown_with_its_place_or_with_what_is_lost() {
+        let point = Point::Tracepoint("tcp_probe");
+        let attached = Outcome::Attached { program: "weir_segment", point, verified: Some(1234) };
+        let row = hook(&HookState { hook: &HOOKS[0], outcome: attached });
+        assert_eq!(
+            (row.is_attached, row.point.as_deref(), row.verified_instructions),
+            (true, Some("tp_btf/tcp_probe"), Some(1234))
+        );
+        let row = hook(&HookState { hook: &HOOKS[4], outcome: Outcome::Absent });
+        assert_eq!((row.is_attached, row.point, row.event.as_str()), (false, None, "segment is sent again"));
+        assert!(row.missing.is_some_and(|missing| {
+            missing.starts_with("this kernel has no tp_btf/tcp_retransmit_skb: lost: ")
+        }));
     }
 
     #[test]
