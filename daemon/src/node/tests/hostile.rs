@@ -165,11 +165,14 @@ async fn answers_that_are_not_read() {
         loop {
             match socket::send_request(&client.socket, &request) {
                 Ok(()) => tokio::task::yield_now().await,
+                // A question to the node costs more than many requests: only where those do not show it.
+                Err(AttachError::WouldBlock)
+                    if node.subsystem("attach").await.unwrap().detail == "0 of 16 attachments" =>
+                {
+                    return;
+                }
                 Err(AttachError::WouldBlock) => tokio::time::sleep(Duration::from_millis(1)).await,
                 Err(_) => return,
-            }
-            if node.subsystem("attach").await.unwrap().detail == "0 of 16 attachments" {
-                return;
             }
         }
     };
