@@ -197,8 +197,8 @@ pub(crate) fn free_address() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let [_, _, c, d] = std::process::id().to_be_bytes();
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    // 2 to 255: 127.0.0.1 and its neighbours are left to those who name them.
-    free_port_at(Ipv4Addr::new(127, (2 + number % 254) as u8, c, d))
+    // 2 to 254: 127.0.0.1 and its neighbours are left to those who name them, and the last one is no address.
+    free_port_at(Ipv4Addr::new(127, (2 + number % 253) as u8, c, d))
 }
 
 /// An address of this IP address whose port was free a moment ago.

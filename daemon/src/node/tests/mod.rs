@@ -42,7 +42,7 @@ use crate::shard::mailbox::{ShardCounts, ShardInbox, mailbox};
 use crate::shard::stall::TurnStats;
 
 /// How long anything may take before a test fails. Nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory of a test node: room for a few dozen small partitions.
 const MEMORY_BYTES: u64 = 4 << 20;

@@ -20,9 +20,13 @@ pub(super) async fn linked() -> (TestNode, TestNode) {
     (a, b)
 }
 
-/// A port that nothing listens on now.
+/// A port that nothing listens on now, of an IP address of its own, so that nobody takes it until the node has it, nor while
+/// the node is away.
 fn free_port() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static NUMBER: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
+    let [_, _, c, d] = std::process::id().to_be_bytes();
+    let own = [127, NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed), c, d];
+    std::net::TcpListener::bind((std::net::Ipv4Addr::from(own), 0)).unwrap().local_addr().unwrap()
 }
 
 /// A consumer on one node and a producer on another get a link and a channel over it.
@@ -157,7 +161,8 @@ async fn nodes_that_dial_each_other_keep_one_link() {
 /// Connections that were accepted on this port and live.
 fn established(listen: SocketAddr) -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let local = format!("0100007F:{:04X}", listen.port());
+    let std::net::IpAddr::V4(ip) = listen.ip() else { panic!("{listen}") };
+    let local = format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), listen.port());
     table
         .lines()
         .filter(|line| line.split_whitespace().nth(1) == Some(&local))
