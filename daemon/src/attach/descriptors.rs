@@ -33,7 +33,7 @@ pub fn needed(attachments_max: u32) -> u64 {
 pub fn too_few(limit: Option<u64>, attachments_max: u32) -> Option<String> {
     let limit = limit.filter(|limit| *limit < needed(attachments_max))?;
     let clients = limit.saturating_sub(KEPT) / PER_CLIENT;
-    Some(format!("about {clients} clients can attach; the next are refused"))
+    Some(format!("at most {clients} clients can attach; the next are refused"))
 }
 
 /// How many the daemon may have; none if there is no limit.

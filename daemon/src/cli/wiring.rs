@@ -120,6 +120,15 @@ fn hugepages(mode: config::HugepageMode) -> HugepageMode {
     }
 }
 
+/// The highest level that the configuration allows; any if none.
+fn highest_level(config: &Config) -> Option<Level> {
+    match config.io.level {
+        config::IoLevel::Auto => None,
+        config::IoLevel::Incremental => Some(Level::Incremental),
+        config::IoLevel::Oneshot => Some(Level::OneShot),
+    }
+}
+
 /// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
 fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
     let mode = match config.link.zero_copy {
@@ -172,12 +181,7 @@ impl Shards {
         observer: &Observer,
         privileges: &mut Privileges,
     ) -> Result<Self, Problem> {
-        let highest = match config.io.level {
-            config::IoLevel::Auto => None,
-            config::IoLevel::Incremental => Some(Level::Incremental),
-            config::IoLevel::Oneshot => Some(Level::OneShot),
-        };
-        let found = probe::probe(highest).map_err(ring_problem)?;
+        let found = probe::probe(highest_level(config)).map_err(ring_problem)?;
         tracing::info!("{found}");
         let (zero_copy, zero_copy_usage) = zero_copy(config, &found);
         let ring = UringConfig {

@@ -470,8 +470,8 @@ Max locked memory         8388608              8388608              bytes
         for (hard, expected, effect) in [
             ("unlimited ", State::Ok, ""),
             ("5184 ", State::Ok, ""),
-            ("5183 ", State::Degraded, "about 1023 clients can attach"),
-            ("257 ", State::Degraded, "about 38 clients"),
+            ("5183 ", State::Degraded, "at most 1023 clients can attach"),
+            ("257 ", State::Degraded, "at most 38 clients"),
             ("256 ", State::Failed, "the daemon does not start"),
         ] {
             let row = row("RLIMIT_NOFILE", &process(STATUS, &limits(hard)), &Config::default(), &probes());

@@ -91,7 +91,7 @@ if [ "$role" = a ]; then
     check "its metrics say the same" metrics
 else
     # Until the other one has looked.
-    until_true sh -c "! ping -c 1 -W 2 $other_address" > /dev/null
+    until_true sh -c "! /root/busybox ping -c 1 -W 2 $other_address" > /dev/null
 fi
 echo end
 sync

@@ -298,7 +298,7 @@ fn bottleneck(way: &Way<'_>) -> Result<String, String> {
     from.sh("systemctl stop source")?;
     to.sh("systemctl stop slow")?;
     let screen = screen?;
-    if !screen.contains("bottleneck") {
+    if !screen.contains("slow is the bottleneck") {
         return Err(format!("{looks} shows {screen:?}"));
     }
     verdict
