@@ -177,6 +177,7 @@ fn a_cpuset_of_one_processor() {
         if state == "degraded" {
             assert!(row["fix"].as_str().expect("a fix").contains("AllowedCPUs="), "{row}");
             told(&row["found"]);
+            limited.agree("placement", "placement", state, "CPU");
         }
         limited.ends();
     }

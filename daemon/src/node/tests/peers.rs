@@ -25,7 +25,7 @@ pub(super) async fn linked() -> (TestNode, TestNode) {
 fn free_port() -> SocketAddr {
     static NUMBER: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
     let [_, _, c, d] = std::process::id().to_be_bytes();
-    let own = [127, NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed), c, d];
+    let own = [127, NUMBER.fetch_add(1, Ordering::Relaxed), c, d];
     std::net::TcpListener::bind((std::net::Ipv4Addr::from(own), 0)).unwrap().local_addr().unwrap()
 }
 
