@@ -19,7 +19,7 @@ use weir_ipc::layout::{GateLayout, PartitionLayout, SEGMENTS_MAX};
 use weir_ipc::partition_port::PartitionEndpoint;
 
 use super::descriptors;
-use crate::memory::numa::{BytesByNode, NodeChoice, Preference};
+use crate::memory::numa::{BytesByNode, NodeChoice, OnNodes, Preference};
 use crate::memory::{Backing, HugepageMode, ReceiveRegion, RegionError, SendRegion, planned_bytes};
 
 /// Segments of one partition or gate, each number `None` where the node's default holds.
@@ -178,8 +178,8 @@ pub struct Made {
     pub bytes: u64,
     /// What the region is made of.
     pub backing: Backing,
-    /// On which NUMA nodes the region is, as far as the kernel tells.
-    pub by_node: BytesByNode,
+    /// On which NUMA nodes the region is.
+    pub nodes: OnNodes,
     /// What the node keeps, to lend the region of a producer to consumers on this node.
     pub lending: Lending,
 }
@@ -257,28 +257,31 @@ impl RegionPlan {
     pub fn make(&self) -> Result<Made, Failure> {
         let MemoryPlan { segment_bytes, hugepages, node } = self.memory;
         let _preference = Preference::begin(node.preferred());
-        let by_node = |bytes, nodes: &dyn Fn() -> BytesByNode| match node {
-            NodeChoice::Only(node) => node.into_iter().map(|node| (node, bytes)).collect(),
-            NodeChoice::Preferred(_) => nodes(),
+        let on_nodes = |bytes, nodes: &dyn Fn() -> BytesByNode| {
+            let by_node = match node {
+                NodeChoice::Only(node) => node.into_iter().map(|node| (node, bytes)).collect(),
+                NodeChoice::Preferred(_) => nodes(),
+            };
+            OnNodes::made(by_node, node)
         };
         match self.ends {
             PlannedEnds::Partition { subpartitions } => {
                 let (region, file, segments) = SendRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
-                let by_node = by_node(bytes, &|| region.nodes());
+                let nodes = on_nodes(bytes, &|| region.nodes());
                 let readable = SendRegion::readable(&file).ok();
                 let layout = PartitionLayout { segments, subpartitions };
                 let (endpoint, rings) = checked(PartitionEndpoint::create(&layout))?;
                 let ends = Ends::Partition(endpoint, region);
                 let lending = Lending::Region(readable);
-                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, by_node, lending })
+                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, nodes, lending })
             }
             PlannedEnds::Gate { channels } => {
                 let (region, file, segments) = ReceiveRegion::create(self.segments, segment_bytes, hugepages)
                     .map_err(|error| no_region(&error))?;
                 let (bytes, backing) = (region.bytes(), region.backing());
-                let by_node = by_node(bytes, &|| region.nodes());
+                let nodes = on_nodes(bytes, &|| region.nodes());
                 let layout = GateLayout { segments, channels };
                 let pair = socket::region_pair().map_err(|error| {
                     Failure::new(
@@ -289,7 +292,7 @@ impl RegionPlan {
                 let (endpoint, rings) = checked(GateEndpoint::create(&layout))?;
                 let ends = Ends::Gate(endpoint, region);
                 let (descriptors, lending) = (vec![rings, file, pair.1], Lending::Socket(pair.0));
-                Ok(Made { ends, descriptors, segments, bytes, backing, by_node, lending })
+                Ok(Made { ends, descriptors, segments, bytes, backing, nodes, lending })
             }
         }
     }

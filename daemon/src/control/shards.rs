@@ -72,6 +72,10 @@ pub struct ShardPlaceRow {
     /// not tell.
     #[serde(default)]
     pub memory_bytes_by_node: BTreeMap<u32, u64>,
+    /// Those of them that are on another node than the one that they were to be made on, which had no memory left. What a shard
+    /// left behind when it moved to other CPUs does not count.
+    #[serde(default)]
+    pub memory_elsewhere_bytes: u64,
     /// Other shards on the same CPU.
     #[serde(default)]
     pub shares_cpu_with: Vec<u16>,
@@ -80,15 +84,6 @@ pub struct ShardPlaceRow {
     pub shares_core_with: Vec<u16>,
     /// What it does; `null` if it did not answer.
     pub load: Option<ShardLoad>,
-}
-
-impl ShardPlaceRow {
-    /// Bytes of its regions that are on another NUMA node than the one that they were to be made on.
-    #[must_use]
-    pub fn memory_elsewhere_bytes(&self) -> u64 {
-        let Some(wanted) = self.memory_node else { return 0 };
-        self.memory_bytes_by_node.iter().filter(|(node, _)| **node != wanted).map(|(_, bytes)| bytes).sum()
-    }
 }
 
 /// What a shard has done since the daemon started, and what it has.

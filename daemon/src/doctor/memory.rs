@@ -2,8 +2,9 @@
 
 use super::Row;
 use super::root::{Root, Unread};
-use crate::config::{Config, HugepageMode, IoLevel};
+use crate::config::{Config, HugepageMode};
 use crate::control::snapshot::Subsystem;
+use crate::io::probe::Level;
 use crate::memory::cgroup::{self, GroupLimit};
 use crate::memory::system::{self, Hugepages};
 use crate::memory::{HUGEPAGE_BYTES, mebibytes};
@@ -84,23 +85,29 @@ fn node(root: &Root, name: &str) -> Option<NumaNode> {
     })
 }
 
-/// Judges, for a daemon of so many shards. `said` is the line `memory` of one that runs.
+/// Judges, for a daemon of so many shards that uses so much of io_uring. `said` is the line `memory` of one that runs.
 #[must_use]
-pub fn rows(facts: &MemoryFacts, config: &Config, shards: u32, said: Option<&Subsystem>) -> Vec<Row> {
+pub fn rows(
+    facts: &MemoryFacts,
+    config: &Config,
+    shards: u32,
+    level: Option<Level>,
+    said: Option<&Subsystem>,
+) -> Vec<Row> {
     let mode = config.memory.hugepages;
-    let at_start = u64::from(shards) * receive_pages(config);
+    let at_start = u64::from(shards) * receive_pages(config, level);
     let total_bytes = config.memory.total.bytes(facts.memory_bytes);
     let mut rows = vec![hugepages(facts.pool.as_ref(), mode, at_start, said)];
     rows.extend(facts.nodes.iter().filter(|node| node.has_cpus).map(|node| numa(*node, &facts.nodes, mode)));
-    rows.push(hugepage_limit(facts.hugepage_limit.as_ref(), mode, total_bytes));
+    rows.push(hugepage_limit(facts.hugepage_limit.as_ref(), mode, at_start, total_bytes));
     rows.push(budget(facts, mode, total_bytes));
     rows
 }
 
-/// Hugepages for the receive buffers of one shard.
-fn receive_pages(config: &Config) -> u64 {
+/// Hugepages for the receive buffers of one shard. At the lowest level they are ordinary pages.
+fn receive_pages(config: &Config, level: Option<Level>) -> u64 {
     let bytes = u64::from(config.io.receive_buffers) * u64::from(config.io.receive_buffer_bytes);
-    if config.io.level == IoLevel::Oneshot { 0 } else { bytes.div_ceil(HUGEPAGE_BYTES) }
+    if level.is_some_and(|level| level > Level::OneShot) { bytes.div_ceil(HUGEPAGE_BYTES) } else { 0 }
 }
 
 /// `at_start` is how many pages a daemon takes for its receive buffers before it says that it is ready.
@@ -123,12 +130,16 @@ fn hugepages(pool: Option<&Hugepages>, mode: HugepageMode, at_start: u64, said: 
     };
     let row = Row::new("memory", wanted, reason);
     match mode {
-        HugepageMode::Require if available >= at_start.max(1) => row,
-        HugepageMode::Auto if available > 0 => row,
-        HugepageMode::Require => row.failed("memory.hugepages = \"require\": the daemon does not start", fix),
+        HugepageMode::Require if available < at_start => row.failed(REQUIRED_AT_START, fix),
+        _ if available > 0 => row,
+        HugepageMode::Require => row.degraded(REQUIRED, fix),
         HugepageMode::Auto | HugepageMode::Off => row.degraded(ordinary, fix),
     }
 }
+
+/// What lacking hugepages costs where they are required: for receive buffers, and for regions.
+const REQUIRED_AT_START: &str = "memory.hugepages = \"require\": the daemon does not start";
+const REQUIRED: &str = "memory.hugepages = \"require\": the daemon starts, and regions are refused";
 
 /// A node with processors and without pages, while another has some: its shards get memory of the other.
 fn numa(node: NumaNode, all: &[NumaNode], mode: HugepageMode) -> Row {
@@ -149,7 +160,7 @@ fn numa(node: NumaNode, all: &[NumaNode], mode: HugepageMode) -> Row {
     )
 }
 
-fn hugepage_limit(limit: Option<&GroupLimit>, mode: HugepageMode, total_bytes: u64) -> Row {
+fn hugepage_limit(limit: Option<&GroupLimit>, mode: HugepageMode, at_start: u64, total_bytes: u64) -> Row {
     let name = "hugepage_limit";
     let wanted = "no limit of the control group on hugepages, or one that leaves some";
     if mode == HugepageMode::Off {
@@ -166,7 +177,8 @@ fn hugepage_limit(limit: Option<&GroupLimit>, mode: HugepageMode, total_bytes: u
     // One that leaves some counts as a pool does that has some: it is no fault until a region lacks a page.
     match mode {
         _ if *bytes >= HUGEPAGE_BYTES => row,
-        HugepageMode::Require => row.failed("memory.hugepages = \"require\": the daemon does not start", fix),
+        HugepageMode::Require if at_start > 0 => row.failed(REQUIRED_AT_START, fix),
+        HugepageMode::Require => row.degraded(REQUIRED, fix),
         HugepageMode::Auto | HugepageMode::Off => row.degraded("regions are made of ordinary pages", fix),
     }
 }
@@ -240,12 +252,13 @@ mod tests {
     }
 
     fn row(name: &str, facts: &MemoryFacts, config: &Config) -> Row {
-        rows(facts, config, 2, None).into_iter().find(|row| row.name == name).unwrap()
+        rows(facts, config, 2, Some(Level::Full), None).into_iter().find(|row| row.name == name).unwrap()
     }
 
     #[test]
     fn a_machine_with_memory_is_fine_in_every_row() {
-        let rows = rows(&facts([8, 8], &[]), &config(HugepageMode::Auto, 32 << 20), 2, None);
+        let rows =
+            rows(&facts([8, 8], &[]), &config(HugepageMode::Auto, 32 << 20), 2, Some(Level::Full), None);
         assert_eq!(rows.len(), 5);
         for row in rows {
             assert_eq!((row.state, &*row.effect, &*row.fix), (State::Ok, "", ""), "{row:?}");
@@ -271,9 +284,29 @@ mod tests {
     }
 
     #[test]
+    fn without_receive_buffers_of_hugepages_a_daemon_starts_without_any() {
+        let config = config(HugepageMode::Require, 32 << 20);
+        let path = "/sys/fs/cgroup/weir/hugetlb.2MB.max";
+        let (none, limited) = (facts([0, 0], &[]), facts([8, 8], &[(path, "0")]));
+        for (level, expected) in [
+            (Some(Level::OneShot), State::Degraded),
+            (Some(Level::Incremental), State::Failed),
+            (Some(Level::Full), State::Failed),
+        ] {
+            for (facts, name) in [(&none, "memory"), (&limited, "hugepage_limit")] {
+                let rows = rows(facts, &config, 2, level, None);
+                let row = rows.iter().find(|row| row.name == name).unwrap();
+                assert_eq!(row.state, expected, "{level:?} {row:?}");
+                assert_eq!(row.effect.contains("does not start"), expected == State::Failed, "{row:?}");
+            }
+        }
+        assert_eq!(rows(&facts([1, 0], &[]), &config, 2, Some(Level::OneShot), None)[0].state, State::Ok);
+    }
+
+    #[test]
     fn a_daemon_that_runs_knows_what_its_regions_are_made_of() {
         let said = Subsystem::ok("memory", "3 regions of hugepages, 0 of ordinary pages");
-        let row = &rows(&facts([0, 0], &[]), &config(HugepageMode::Auto, 32 << 20), 2, Some(&said))[0];
+        let row = &rows(&facts([0, 0], &[]), &config(HugepageMode::Auto, 32 << 20), 2, None, Some(&said))[0];
         assert_eq!((row.state, &row.found), (State::Ok, &said.detail));
     }
 

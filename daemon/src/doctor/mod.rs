@@ -192,12 +192,22 @@ impl Facts {
     }
 }
 
+impl Facts {
+    /// The configuration with as many shards as the daemon has that runs.
+    fn as_running(&self, config: &Config) -> Config {
+        let running = self.said.as_ref().map(|said| said.shards.len() + said.shards_missing.len());
+        let running = running.and_then(|shards| u32::try_from(shards).ok()).filter(|shards| *shards > 0);
+        Config { shards: running.unwrap_or(config.shards), ..config.clone() }
+    }
+}
+
 /// Lines of `weir status` that no row stands for.
 const ONLY_SAID: [&str; 6] = ["node", "links", "zero copy", "shards", "privileges", "configuration"];
 
 /// Judges everything, in the order in which it is shown.
 #[must_use]
 pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
+    let config = &facts.as_running(config);
     let mut rows = kernel::rows(&facts.kernel, &facts.process, config);
     rows.extend(rings::rows(&facts.rings));
     let given_up = facts.said.as_ref().map_or(&[][..], |said| &said.capabilities_given_up);
@@ -211,7 +221,8 @@ pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
         _ => row,
     }));
     rows.extend(processors::rows(&facts.processors, &facts.process, config, facts.line("placement")));
-    rows.extend(memory::rows(&facts.memory, config, facts.process.shards(config), facts.line("memory")));
+    let (shards, level) = (facts.process.shards(config), facts.rings.level());
+    rows.extend(memory::rows(&facts.memory, config, shards, level, facts.line("memory")));
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));
     rows.extend(places::rows(&facts.places, config));
@@ -247,9 +258,56 @@ pub const fn exit(worst: State) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::snapshot::{MemoryReport, ShardRow};
+    use crate::io::probe::Level;
 
     fn row(state: State) -> Row {
         Row::new("x", "y", "z").in_state(state, "", "")
+    }
+
+    #[test]
+    fn a_daemon_that_runs_has_the_shards_that_it_says() {
+        let files = [("/proc/7/status", process::tests::STATUS), ("/proc/7/limits", process::tests::LIMITS)];
+        let (_directory, root) = root::machine(&files);
+        let config = Config::default();
+        let process = ProcessFacts::read(&root, "7");
+        let said = |missing| StatusReport {
+            schema_version: 1,
+            node: "a".into(),
+            version: "1".into(),
+            pid: 7,
+            uptime_seconds: 1,
+            listen: String::new(),
+            memory: MemoryReport { used_bytes: 0, high_water_bytes: 0, total_bytes: 0 },
+            subsystems: Vec::new(),
+            links: Vec::new(),
+            shards: vec![ShardRow::default()],
+            shards_missing: missing,
+            capabilities_given_up: Vec::new(),
+            hooks: Vec::new(),
+        };
+        let mut facts = Facts {
+            kernel: KernelFacts::read(&root, "6.1.0".into()),
+            rings: RingFacts { allowed: Level::Full, tried: Vec::new(), accounting: None },
+            processors: ProcessorFacts::read(&root, "7", &process),
+            process,
+            memory: MemoryFacts::read(&root, "7"),
+            network: NetworkFacts::read(&root, Ok(())),
+            peers: Vec::new(),
+            places: PlaceFacts::find(&config, None),
+            probes: Subsystem::ok("probes", ""),
+            said: None,
+        };
+        for (said, expected) in [
+            // One for each processor.
+            (None, "at least 3, one for each shard"),
+            (Some(said(vec![])), "at least 1, one for each shard"),
+            (Some(said(vec![1])), "at least 2, one for each shard"),
+        ] {
+            facts.said = said;
+            let rows = examine(&facts, &config);
+            assert_eq!(rows.iter().find(|row| row.name == "cpus").unwrap().wanted, expected);
+        }
     }
 
     #[test]

@@ -100,8 +100,17 @@ impl ProcessFacts {
         if config.shards > 0 {
             return config.shards;
         }
-        let cpus = self.cpus.as_ref().map_or(1, Vec::len);
+        let cpus = self.usable_cpus().unwrap_or(1);
         u32::try_from(cpus).unwrap_or(u32::MAX).clamp(1, SHARDS_MAX)
+    }
+
+    /// How many processors it may use and are online: the kernel lists those too that a machine may still get.
+    fn usable_cpus(&self) -> Result<usize, &Unread> {
+        let cpus = self.cpus.as_ref()?;
+        Ok(match &self.cpus_online {
+            Some(online) => cpus.iter().filter(|cpu| online.binary_search(cpu).is_ok()).count(),
+            None => cpus.len(),
+        })
     }
 
     fn has(&self, number: u32) -> Result<bool, &Unread> {
@@ -278,13 +287,9 @@ fn in_kibibytes(limit: Option<u64>) -> String {
 
 fn cpus(facts: &ProcessFacts, shards: u32) -> Row {
     let wanted = format!("at least {shards}, one for each shard");
-    let cpus = match &facts.cpus {
-        Ok(cpus) => cpus,
+    let usable = match facts.usable_cpus() {
+        Ok(usable) => usable,
         Err(unread) => return Row::unknown("cpus", wanted, unread),
-    };
-    let usable = match &facts.cpus_online {
-        Some(online) => cpus.iter().filter(|cpu| online.contains(cpu)).count(),
-        None => cpus.len(),
     };
     let online =
         facts.cpus_online.as_ref().map_or(String::new(), |online| format!(" of {} online", online.len()));
@@ -494,6 +499,8 @@ Max locked memory         8388608              8388608              bytes
             ("0-1,4", 4, State::Degraded),
             // One for each, however few there are.
             ("3", 0, State::Ok),
+            // Places for processors that are not there want no shard.
+            ("0-127", 0, State::Ok),
             // The last two are not online.
             ("5-7", 2, State::Degraded),
         ] {

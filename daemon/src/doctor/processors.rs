@@ -44,7 +44,7 @@ impl ProcessorFacts {
 }
 
 /// The cpuset of the nearest group that has one.
-fn cpuset(root: &Root, process: &str) -> Option<CpusetFile> {
+pub(crate) fn cpuset(root: &Root, process: &str) -> Option<CpusetFile> {
     let groups = root.text(&format!("/proc/{process}/cgroup")).ok()?;
     groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');

@@ -31,6 +31,15 @@ impl RingFacts {
     }
 }
 
+impl RingFacts {
+    /// The level that a daemon uses here; none if none works.
+    #[must_use]
+    pub fn level(&self) -> Option<Level> {
+        let works = self.tried.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(level, _)| *level).max();
+        works.map(|level| level.min(self.allowed))
+    }
+}
+
 /// What each level is.
 const fn wanted(level: Level) -> &'static str {
     match level {
@@ -167,8 +176,20 @@ mod tests {
     #[test]
     fn what_is_tried_here_is_what_the_daemon_finds() {
         let found = RingFacts::find(&Config::default());
-        let works = found.tried.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(level, _)| *level).max();
         let used = probe::probe(None).map(|probe| probe.level).ok();
-        assert_eq!(works, used, "{found:?}");
+        assert_eq!(found.level(), used, "{found:?}");
+    }
+
+    #[test]
+    fn the_level_is_the_highest_that_works_and_is_allowed() {
+        let (works, fails) = (Ok::<(), &str>(()), Err("x"));
+        for (allowed, outcomes, expected) in [
+            (Level::Full, [works; 3], Some(Level::Full)),
+            (Level::OneShot, [works; 3], Some(Level::OneShot)),
+            (Level::Full, [works, fails, fails], Some(Level::OneShot)),
+            (Level::Full, [fails; 3], None),
+        ] {
+            assert_eq!(facts(allowed, outcomes).level(), expected);
+        }
     }
 }

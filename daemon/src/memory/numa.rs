@@ -197,6 +197,32 @@ impl NodeChoice {
     }
 }
 
+/// Where memory is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnNodes {
+    /// Its bytes by node, as far as the kernel tells.
+    pub by_node: BytesByNode,
+    /// Those that are on another node than the one that was preferred when it was made: that had none left.
+    pub elsewhere_bytes: u64,
+}
+
+impl OnNodes {
+    /// Of memory that was made by this choice.
+    #[must_use]
+    pub fn made(by_node: BytesByNode, choice: NodeChoice) -> Self {
+        let elsewhere =
+            |wanted| by_node.iter().filter(move |(node, _)| **node != wanted).map(|(_, bytes)| bytes);
+        let elsewhere_bytes = choice.preferred().map_or(0, |wanted| elsewhere(wanted).sum());
+        Self { by_node, elsewhere_bytes }
+    }
+
+    /// Adds that of another.
+    pub fn add(&mut self, other: &Self) {
+        other.by_node.iter().for_each(|(node, bytes)| *self.by_node.entry(*node).or_default() += bytes);
+        self.elsewhere_bytes += other.elsewhere_bytes;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,6 +305,25 @@ mod tests {
         })
         .join()
         .expect("the thread");
+    }
+
+    #[test]
+    fn what_counts_as_elsewhere_is_what_was_not_on_the_node_of_its_own_choice() {
+        let by_node = || BytesByNode::from([(0, 10), (1, 20)]);
+        let mut sum = OnNodes::default();
+        for (choice, elsewhere, in_sum) in [
+            (NodeChoice::Preferred(Some(0)), 20, 20),
+            // The shard has moved to the other node since.
+            (NodeChoice::Preferred(Some(1)), 10, 30),
+            (NodeChoice::Preferred(None), 0, 30),
+            (NodeChoice::Only(Some(0)), 0, 30),
+        ] {
+            let made = OnNodes::made(by_node(), choice);
+            assert_eq!((made.elsewhere_bytes, &made.by_node), (elsewhere, &by_node()));
+            sum.add(&made);
+            assert_eq!(sum.elsewhere_bytes, in_sum);
+        }
+        assert_eq!(sum.by_node, BytesByNode::from([(0, 40), (1, 80)]));
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::attach::listener::{Connected, Credentials};
 use crate::attach::region_watch::RegionWatch;
 use crate::attach::session::{self, ANSWERS_MAX, Answer, SessionEvent, code_of, last_word};
 use crate::memory::Backing;
-use crate::memory::numa::BytesByNode;
+use crate::memory::numa::OnNodes;
 use crate::shard::mailbox::{AttachmentId, RingKey, ToShard};
 
 /// Longest name that a process may give itself, in bytes; a longer one is cut.
@@ -118,7 +118,7 @@ pub(super) struct RingMemory {
     pub(super) reservation: ReservationId,
     pub(super) backing: Backing,
     /// On which NUMA nodes it is.
-    pub(super) by_node: BytesByNode,
+    pub(super) nodes: OnNodes,
     /// Tells when nobody has it any more; none where the kernel cannot.
     pub(super) watch: Option<RegionWatch>,
     /// What it is lent by, or what is lent to it; none when its shard has let go of it.

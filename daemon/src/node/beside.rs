@@ -1,6 +1,9 @@
 //! What runs beside the node, each in a task of its own, and reports to it.
 
-use tokio::sync::mpsc;
+use std::io;
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -11,7 +14,7 @@ use crate::link::listen::{self, Gatekeeper};
 use crate::link::options as link_options;
 use crate::observe::sockets::Observer;
 use crate::shard::mailbox::ShardSender;
-use crate::shard::placement::keeper::Keeper;
+use crate::shard::placement::keeper::{Keeper, News, Read};
 
 pub(super) async fn until(deadline: Option<tokio::time::Instant>) {
     match deadline {
@@ -76,15 +79,41 @@ pub(super) async fn collect_stalls(observer: Observer) {
 pub(super) async fn keep_places(placement: Keeper) {
     let mut ticks = tokio::time::interval(PLACE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut is_told = false;
     loop {
         ticks.tick().await;
-        if let Some(news) = placement.news()
-            && let Ok(read) = tokio::task::spawn_blocking(move || news.read()).await
-        {
-            placement.take(read);
+        if let Some(news) = placement.news() {
+            match read(news, in_a_thread).await {
+                Ok(read) => {
+                    placement.take(read);
+                    is_told = false;
+                }
+                // It is tried again at the next tick.
+                Err(error) if !is_told => {
+                    tracing::warn!(%error, "other CPUs may be used than before, and the machine cannot be read");
+                    is_told = true;
+                }
+                Err(_) => {}
+            }
         }
         placement.settle();
     }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Not a thread of the runtime: that panics where no more can be made (`TasksMax=`).
+fn in_a_thread(work: Work) -> io::Result<()> {
+    thread::Builder::new().name("weir-places".to_owned()).spawn(work).map(drop)
+}
+
+async fn read(news: News, start: impl FnOnce(Work) -> io::Result<()>) -> io::Result<Read> {
+    let (tell, told) = oneshot::channel();
+    start(Box::new(move || {
+        // Nobody waits for it when the node ends.
+        let _ = tell.send(news.read());
+    }))?;
+    told.await.map_err(|_| io::Error::other("what read it has panicked"))
 }
 
 pub(super) async fn look_for_sockets(events: mpsc::Sender<NodeEvent>) {
@@ -105,5 +134,26 @@ pub(super) async fn sample_load(shards: Vec<ShardSender>, events: mpsc::Sender<N
         if events.send(NodeEvent::Load(snapshots)).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_cannot_be_made_is_an_error_and_no_end() {
+        let refused = read(News::default(), |_| Err(io::ErrorKind::WouldBlock.into())).await;
+        assert_eq!(refused.map(drop).map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
+        assert!(
+            read(News::default(), |work| {
+                drop(work);
+                Ok(())
+            })
+            .await
+            .is_err(),
+            "one that panics"
+        );
+        assert!(read(News::default(), in_a_thread).await.is_ok());
     }
 }

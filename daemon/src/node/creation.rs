@@ -320,8 +320,8 @@ impl Node {
         mail: impl FnOnce(RingKey, Ends) -> Option<ToShard>,
     ) {
         let Making { ring, request, holder, reservation, .. } = making;
-        let Made { ends, descriptors, bytes, backing, by_node, lending, .. } = made;
-        let held = Held { region: descriptors.get(1), backing, bytes, by_node };
+        let Made { ends, descriptors, bytes, backing, nodes, lending, .. } = made;
+        let held = Held { region: descriptors.get(1), backing, bytes, nodes };
         let memory = self.hold(ring.attachment, held, reservation, holder, lending);
         if let Some(state) = self.attachments.ring_mut(ring) {
             state.making = None;

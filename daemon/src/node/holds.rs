@@ -17,7 +17,7 @@ use super::{Node, NodeEvent};
 use crate::attach::create::Lending;
 use crate::attach::region_watch::{Gone, RegionWatch, RegionWatches};
 use crate::memory::Backing;
-use crate::memory::numa::BytesByNode;
+use crate::memory::numa::OnNodes;
 use crate::shard::mailbox::AttachmentId;
 
 /// How the budget's name of a holder ends whose right to what it has is over.
@@ -36,7 +36,7 @@ pub(super) struct Held<'a> {
     pub(super) region: Option<&'a OwnedFd>,
     pub(super) backing: Backing,
     pub(super) bytes: u64,
-    pub(super) by_node: BytesByNode,
+    pub(super) nodes: OnNodes,
 }
 
 /// A region that somebody has.
@@ -124,7 +124,7 @@ impl Node {
     pub(super) fn hold(
         &mut self,
         id: AttachmentId,
-        Held { region, backing, bytes, by_node }: Held<'_>,
+        Held { region, backing, bytes, nodes }: Held<'_>,
         reservation: ReservationId,
         holder: String,
         lending: Lending,
@@ -147,7 +147,7 @@ impl Node {
             }
             None => None,
         };
-        RingMemory { reservation, backing, by_node, watch, lending: Some(lending) }
+        RingMemory { reservation, backing, nodes, watch, lending: Some(lending) }
     }
 
     /// The shard has let go of a region. If its client has not, it is charged on, under a name that says so.

@@ -6,14 +6,14 @@ use super::report::NodeReport;
 use super::zero_copy;
 use crate::control::shards::{ShardLoad, ShardPlaceRow, ShardState, ShardsReport};
 use crate::control::snapshot::{SCHEMA_VERSION, ShardRow};
-use crate::memory::numa::{BytesByNode, NodeChoice};
+use crate::memory::numa::{NodeChoice, OnNodes};
 use crate::shard::mailbox::{ShardCounts, ShardSnapshot};
 use crate::shard::placement::Pin;
 use crate::shard::placement::report::{Placements, ShardPlace};
 use crate::shard::stall::TurnStats;
 
 /// Regions of each shard by the NUMA node that they are on.
-pub(super) type MemoryByShard = BTreeMap<u16, BytesByNode>;
+pub(super) type MemoryByShard = BTreeMap<u16, OnNodes>;
 
 impl NodeReport {
     /// The answer to `GET /v1/shards`.
@@ -60,7 +60,7 @@ impl NodeReport {
             ShardRow {
                 cpu: Some(shard.cpu),
                 is_roaming: place.is_some_and(|place| place.state == ShardState::Roaming),
-                memory_elsewhere_bytes: place.map_or(0, ShardPlaceRow::memory_elsewhere_bytes),
+                memory_elsewhere_bytes: place.map_or(0, |place| place.memory_elsewhere_bytes),
                 registered: zero_copy::registered(shard),
                 ..turns(shard)
             }
@@ -75,7 +75,7 @@ fn place_row(
     number: u16,
     placements: &Placements,
     shard: &ShardPlace,
-    memory: BytesByNode,
+    memory: OnNodes,
     answer: Option<&ShardSnapshot>,
 ) -> ShardPlaceRow {
     let reason = placements.why_it_roams(shard);
@@ -92,7 +92,8 @@ fn place_row(
         memory_node: match shard.memory {
             NodeChoice::Only(node) | NodeChoice::Preferred(node) => node,
         },
-        memory_bytes_by_node: memory,
+        memory_bytes_by_node: memory.by_node,
+        memory_elsewhere_bytes: memory.elsewhere_bytes,
         shares_cpu_with: place.shares_cpu.clone(),
         shares_core_with: place.shares_core.clone(),
         load: answer.map(load),
@@ -130,6 +131,7 @@ fn turns(snapshot: &ShardSnapshot) -> ShardRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::numa::BytesByNode;
     use crate::node::tests::snapshot;
     use crate::shard::placement::Place;
 
@@ -148,19 +150,21 @@ mod tests {
     fn a_row_has_what_the_keeper_the_node_and_the_shard_know() {
         let placements = Placements { allowed: vec![2], ..Placements::default() };
         let answer = ShardSnapshot { cpu: 5, bytes_total: 7, ..snapshot(0) };
-        let memory = BytesByNode::from([(0, 10), (1, 20)]);
+        // They were made while the shard was on node 0.
+        let by_node = BytesByNode::from([(0, 10), (1, 20)]);
+        let memory = OnNodes::made(by_node, NodeChoice::Preferred(Some(0)));
         let bound = place(Some(4), NodeChoice::Preferred(Some(1)));
         let row = place_row(0, &placements, &bound, memory.clone(), Some(&answer));
         assert_eq!((row.state, row.reason.clone(), row.cpu_wanted), (ShardState::Bound, None, Some(4)));
         assert_eq!((row.cpu, row.package, row.core, row.numa_node), (Some(5), Some(0), Some(3), Some(1)));
-        assert_eq!((row.memory_node, row.memory_elsewhere_bytes()), (Some(1), 10));
+        assert_eq!((row.memory_node, row.memory_elsewhere_bytes), (Some(1), 20));
         assert_eq!(row.load.map(|load| load.bytes_total), Some(7));
         // One that does not answer is somewhere all the same.
         let row = place_row(0, &placements, &place(None, NodeChoice::Preferred(None)), memory, None);
         assert_eq!((row.state, row.cpu, row.load), (ShardState::Roaming, None, None));
-        assert!(row.reason.is_some() && row.memory_elsewhere_bytes() == 0, "{:?}", row.reason);
+        assert!(row.reason.is_some() && row.memory_elsewhere_bytes == 20, "{:?}", row.reason);
         let row =
-            place_row(0, &placements, &place(None, NodeChoice::Only(Some(0))), BytesByNode::new(), None);
+            place_row(0, &placements, &place(None, NodeChoice::Only(Some(0))), OnNodes::default(), None);
         assert_eq!(row.memory_node, Some(0));
     }
 }

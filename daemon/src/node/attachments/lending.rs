@@ -64,7 +64,7 @@ mod tests {
         let memory = RingMemory {
             reservation: weir_flow::pool::budget::NodeBudget::new(1).reserve("test".into(), 1).unwrap(),
             backing: Backing::Ordinary,
-            by_node: Default::default(),
+            nodes: Default::default(),
             watch: None,
             lending: Some(lending),
         };

@@ -29,7 +29,7 @@ impl Attachments {
             let Some(shard) = client.shard else { continue };
             let sums = by_shard.entry(shard).or_default();
             for memory in client.rings.values().filter_map(|ring| ring.memory.as_ref()) {
-                memory.by_node.iter().for_each(|(node, bytes)| *sums.entry(*node).or_default() += bytes);
+                sums.add(&memory.nodes);
             }
         }
         by_shard

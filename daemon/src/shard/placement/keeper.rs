@@ -13,9 +13,10 @@ use rustix::thread::Pid;
 
 use super::report::{Placements, ShardPlace};
 use super::{Pin, Place, plan};
+use crate::doctor::processors::cpuset;
 use crate::doctor::root::Root;
-use crate::memory::numa::{self, NodeChoice};
-use crate::topology::{Topology, memories_allowed, show_list};
+use crate::memory::numa::{self, NodeChoice, Preference};
+use crate::topology::{Topology, memories_allowed, parse_list, show_list};
 
 /// What is asked of the kernel about threads.
 trait Threads {
@@ -23,6 +24,10 @@ trait Threads {
     fn affinity(&self, thread: Pid) -> io::Result<Vec<usize>>;
     /// Lets it use these and no others.
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()>;
+    /// Whether the calling thread has a policy for memory already.
+    fn has_own_policy(&self) -> bool;
+    /// Whether the kernel lets it prefer the memory of this node.
+    fn can_prefer(&self, node: u32) -> bool;
 }
 
 /// Those of this machine.
@@ -36,6 +41,14 @@ impl Threads for Real {
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()> {
         numa::set_affinity(Some(thread), cpus)
     }
+
+    fn has_own_policy(&self) -> bool {
+        numa::has_own_policy()
+    }
+
+    fn can_prefer(&self, node: u32) -> bool {
+        Preference::begin(Some(node)).is_some()
+    }
 }
 
 /// Where the shards of this daemon are. Cheap to clone; all clones are one. The default knows no shard.
@@ -46,19 +59,9 @@ impl Keeper {
     /// Plans for so many shards on the CPUs that the main thread may use.
     #[must_use]
     pub fn start(root: Root, pin: Pin, shards: u16) -> Self {
-        let main = rustix::process::getpid();
-        let allowed = Real.affinity(main).unwrap_or_default();
-        let mut kept = Kept { has_own_policy: numa::has_own_policy(), ..Kept::of(root, main, pin) };
-        kept.shards.resize_with(usize::from(shards), Shard::default);
-        let news = News { root: kept.root.clone(), allowed };
-        kept.plan(news.read());
-        kept.at_start.clone_from(&kept.allowed);
-        kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
-        if !kept.topology.doubts().is_empty() {
-            tracing::info!(
-                doubts = kept.topology.doubts().join("; "),
-                "the machine is taken for a simpler one"
-            );
+        let kept = Kept::start(root, rustix::process::getpid(), pin, shards, &Real);
+        if !kept.doubts().is_empty() {
+            tracing::info!(doubts = kept.doubts().join("; "), "the machine is taken for a simpler one");
         }
         Self(Arc::new(Mutex::new(kept)))
     }
@@ -107,7 +110,7 @@ impl Keeper {
 }
 
 /// Other CPUs may be used than before.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct News {
     root: Root,
     allowed: Vec<usize>,
@@ -138,6 +141,11 @@ struct Kept {
     pin: Pin,
     /// Whether an operator has said where memory comes from.
     has_own_policy: bool,
+    /// Whether the kernel, or a filter, refuses to take memory from the node that is named.
+    is_policy_refused: bool,
+    /// Whether the daemon was started with fewer CPUs than its cpuset has: by `CPUAffinity=` or `taskset`, which kernels before
+    /// 6.2 forget when a cpuset is written, or the daemon put into another. It keeps to them then.
+    is_narrow: bool,
     /// CPUs that could be used when the daemon started.
     at_start: Vec<usize>,
     /// Those that can be now.
@@ -159,12 +167,34 @@ struct Shard {
 }
 
 impl Kept {
-    fn of(root: Root, main: Pid, pin: Pin) -> Self {
-        Self { root, main: Some(main), pin, ..Self::default() }
+    fn start(root: Root, main: Pid, pin: Pin, shards: u16, threads: &impl Threads) -> Self {
+        let allowed = threads.affinity(main).unwrap_or_default();
+        let is_narrow = is_narrower(&root, &allowed);
+        let has_own_policy = threads.has_own_policy();
+        let mut kept = Self { root, main: Some(main), pin, has_own_policy, is_narrow, ..Self::default() };
+        kept.shards.resize_with(usize::from(shards), Shard::default);
+        let news = News { root: kept.root.clone(), allowed };
+        kept.plan(news.read());
+        kept.at_start.clone_from(&kept.allowed);
+        kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
+        let preferred = (0..kept.shards.len()).find_map(|shard| kept.memory_of(shard).preferred());
+        kept.is_policy_refused = preferred.is_some_and(|node| !threads.can_prefer(node));
+        kept
     }
 
     fn news(&self, threads: &impl Threads) -> Option<News> {
-        let allowed = threads.affinity(self.main?).ok()?;
+        let main = self.main?;
+        let mut allowed = threads.affinity(main).ok()?;
+        if self.is_narrow {
+            let within: Vec<usize> =
+                allowed.iter().copied().filter(|cpu| self.at_start.binary_search(cpu).is_ok()).collect();
+            if !within.is_empty() && within != allowed {
+                // All of them, also those that are missing now: newer kernels give them back by themselves. Where it is refused,
+                // shards keep to them all the same.
+                let _ = threads.set_affinity(main, &self.at_start);
+                allowed = within;
+            }
+        }
         let is_other = allowed != self.allowed && !allowed.is_empty();
         is_other.then(|| News { root: self.root.clone(), allowed })
     }
@@ -217,7 +247,7 @@ impl Kept {
         };
         let wanted = match &place.cpu {
             Some(cpu) => slice::from_ref(cpu),
-            None if *is_ours => self.allowed.as_slice(),
+            None if *is_ours || self.is_narrow => self.allowed.as_slice(),
             None => &[],
         };
         // A thread that has ended is nowhere.
@@ -242,7 +272,15 @@ impl Kept {
             return NodeChoice::Only(self.topology.only_memory());
         }
         let node = self.shards.get(shard).and_then(|shard| shard.place.memory_node);
-        NodeChoice::Preferred(node.filter(|_| !self.has_own_policy))
+        NodeChoice::Preferred(node.filter(|_| !self.has_own_policy && !self.is_policy_refused))
+    }
+
+    /// What is not as the machine is.
+    fn doubts(&self) -> Vec<String> {
+        let refused =
+            "the kernel or a filter refuses set_mempolicy: memory comes from whatever node the kernel likes";
+        let refused = self.is_policy_refused.then(|| refused.to_owned());
+        self.topology.doubts().iter().cloned().chain(refused).collect()
     }
 
     fn report(&self) -> Placements {
@@ -262,11 +300,24 @@ impl Kept {
             at_start: self.at_start.clone(),
             allowed: self.allowed.clone(),
             machine: self.topology.describe(),
-            doubts: self.topology.doubts().to_vec(),
+            doubts: self.doubts(),
             has_own_policy: self.has_own_policy,
             shards: shards.collect(),
         }
     }
+}
+
+/// Whether these are fewer than the cpuset has, or all that are online where none is seen; what cannot be known counts as fewer.
+fn is_narrower(root: &Root, allowed: &[usize]) -> bool {
+    let online = root.text("/sys/devices/system/cpu/online").ok().and_then(|text| parse_list(&text));
+    let mut all = match (cpuset(root, "self"), &online) {
+        (Some(cpuset), _) => cpuset.cpus,
+        (None, Some(online)) => online.clone(),
+        (None, None) => return true,
+    };
+    // Some files have those that are offline too.
+    all.retain(|cpu| online.as_ref().is_none_or(|online| online.binary_search(cpu).is_ok()));
+    all.iter().any(|cpu| allowed.binary_search(cpu).is_err())
 }
 
 #[cfg(test)]

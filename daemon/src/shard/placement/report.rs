@@ -83,7 +83,8 @@ impl Placements {
     /// In a few words, all of it.
     #[must_use]
     pub fn describe(&self) -> String {
-        let cpus: Vec<usize> = self.shards.iter().filter_map(|shard| shard.place.cpu).collect();
+        let bound = self.shards.iter().filter(|shard| shard.refused.is_none());
+        let cpus: Vec<usize> = bound.filter_map(|shard| shard.place.cpu).collect();
         let shards = counted(self.shards.len(), "shard");
         let allowed = show_list(&self.allowed);
         let mut text = if self.shards.is_empty() {
@@ -93,7 +94,11 @@ impl Placements {
             format!("{shards} {verb} on CPUs {allowed}")
         } else {
             let list: Vec<String> = cpus.iter().map(ToString::to_string).collect();
-            format!("{shards} bound to CPUs {} of {allowed}", list.join(", "))
+            let (list, rest) = (list.join(", "), self.shards.len() - cpus.len());
+            match rest {
+                0 => format!("{shards} bound to CPUs {list} of {allowed}"),
+                _ => format!("{} of {shards} bound to CPUs {list} of {allowed}, {rest} not", cpus.len()),
+            }
         };
         let mut nodes: Vec<usize> =
             self.shards.iter().filter_map(|shard| usize::try_from(shard.place.node?).ok()).collect();
@@ -251,7 +256,10 @@ mod tests {
         assert_eq!(why(&bound), "");
         bound.shards[0].refused = Some("Operation not permitted".to_owned());
         assert_eq!(why(&bound), "the kernel does not bind it: Operation not permitted");
-        assert_eq!(bound.line().state, Health::Degraded);
+        assert_eq!((bound.line().state, &*bound.describe()), (Health::Degraded, "1 shard roams on CPUs 0-1"));
+        let mut half = placements(Pin::On, &[0, 1], &[0, 1], &[Some(0), Some(1)]);
+        half.shards[0].refused.clone_from(&bound.shards[0].refused);
+        assert_eq!(half.describe(), "1 of 2 shards bound to CPUs 1 of 0-1, 1 not");
         assert!(bound.line().fix.unwrap().contains("SystemCallFilter=sched_setaffinity"));
         assert_eq!(why(&placements(Pin::Off, &[0], &[0], &[None])), "shard.pin = \"off\"");
         assert_eq!(

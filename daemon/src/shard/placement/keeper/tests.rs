@@ -14,6 +14,7 @@ struct Machine {
     /// Whether a change of the cpuset forgets what threads asked for, as it did before Linux 6.2.
     forgets: bool,
     refuses: RefCell<bool>,
+    refuses_policies: bool,
 }
 
 #[derive(Default)]
@@ -29,6 +30,7 @@ impl Machine {
             threads: RefCell::new(threads.iter().map(|thread| (*thread, Thread::default())).collect()),
             forgets,
             refuses: RefCell::new(false),
+            refuses_policies: false,
         };
         machine.change(cpus);
         machine
@@ -72,6 +74,14 @@ impl Threads for Machine {
         (thread.asked, thread.has) = (Some(cpus.to_vec()), both);
         Ok(())
     }
+
+    fn has_own_policy(&self) -> bool {
+        false
+    }
+
+    fn can_prefer(&self, _node: u32) -> bool {
+        !self.refuses_policies
+    }
 }
 
 fn pid(number: i32) -> Pid {
@@ -87,20 +97,31 @@ struct World {
 
 impl World {
     fn start(cpus: &[usize], pin: Pin, shards: u16, forgets: bool) -> Self {
-        let files = two_sockets();
+        Self::start_within(cpus, cpus, pin, shards, forgets)
+    }
+
+    /// In this cpuset, and told to use no more than some of it (`CPUAffinity=`).
+    fn start_within(cpuset: &[usize], cpus: &[usize], pin: Pin, shards: u16, forgets: bool) -> Self {
+        let threads: Vec<Pid> = (1..=i32::from(shards)).chain([100]).map(pid).collect();
+        let machine = Machine::of(cpuset, &threads, forgets);
+        if cpus != cpuset {
+            threads
+                .iter()
+                .for_each(|thread| machine.set_affinity(*thread, cpus).expect("CPUs of the cpuset"));
+        }
+        Self::start_on(machine, pin, shards)
+    }
+
+    fn start_on(machine: Machine, pin: Pin, shards: u16) -> Self {
+        let mut files = two_sockets();
+        files.insert("/proc/self/cgroup".to_owned(), "0::/weir\n".to_owned());
+        let cpuset = show_list(&machine.cpuset.borrow());
+        files.insert("/sys/fs/cgroup/weir/cpuset.cpus.effective".to_owned(), cpuset);
         let files: Vec<(&str, &str)> =
             files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let (directory, root) = crate::doctor::root::machine(&files);
-        let threads: Vec<Pid> = (1..=i32::from(shards)).chain([100]).map(pid).collect();
-        let machine = Machine::of(cpus, &threads, forgets);
-        let mut kept = Kept::of(root, pid(100), pin);
-        kept.shards.resize_with(usize::from(shards), Shard::default);
-        let news = News { root: kept.root.clone(), allowed: cpus.to_vec() };
-        kept.plan(news.read());
-        kept.at_start = cpus.to_vec();
-        for (shard, thread) in kept.shards.iter_mut().zip(threads) {
-            (shard.thread, shard.was_bound) = (Some(thread), shard.place.cpu.is_some());
-        }
+        let mut kept = Kept::start(root, pid(100), pin, shards, &machine);
+        (1..).zip(&mut kept.shards).for_each(|(number, shard)| shard.thread = Some(pid(number)));
         let mut world = Self { machine, kept, _directory: directory };
         world.look();
         world
@@ -213,6 +234,66 @@ fn an_operators_policy_for_memory_stays() {
     world.kept.has_own_policy = false;
     assert_eq!(world.kept.memory_of(9), NodeChoice::Preferred(None));
     assert_eq!(Kept::default().memory_of(0), NodeChoice::Only(None));
+}
+
+#[test]
+fn what_the_daemon_was_started_with_counts_when_a_cpuset_forgets_it() {
+    for forgets in [false, true] {
+        for (pin, first, moved) in [
+            (Pin::On, [vec![2], vec![4]], [vec![2], vec![3]]),
+            (Pin::Off, [vec![2, 3, 4, 5], vec![2, 3, 4, 5]], [vec![2, 3], vec![2, 3]]),
+        ] {
+            let all: Vec<usize> = (0..8).collect();
+            let mut world = World::start_within(&all, &[2, 3, 4, 5], pin, 2, forgets);
+            assert_eq!((world.shards(), world.state()), (first.to_vec(), Health::Ok));
+            // Written again, with nothing else in it: kernels that forget give every thread all of it.
+            world.change(&all);
+            assert_eq!((world.shards(), world.state()), (first.to_vec(), Health::Ok), "{forgets}");
+            assert_eq!(world.machine.has(pid(100)), [2, 3, 4, 5], "the main thread's own is put back");
+            assert_eq!(world.kept.report().allowed, [2, 3, 4, 5]);
+            world.change(&[0, 1, 2, 3]);
+            assert_eq!(world.shards(), moved);
+            assert_eq!(world.machine.has(pid(100)), [2, 3]);
+            // None of them is left: then any.
+            world.change(&[0, 1]);
+            assert_eq!(world.kept.report().allowed, [0, 1]);
+            world.change(&all);
+            assert_eq!((world.shards(), world.state()), (first.to_vec(), Health::Ok));
+            // Where it may not be put back, shards stay within it.
+            *world.machine.refuses.borrow_mut() = true;
+            world.change(&all);
+            assert_eq!(world.kept.report().allowed, [2, 3, 4, 5]);
+        }
+    }
+}
+
+#[test]
+fn fewer_than_the_cpuset_has_is_told_from_a_small_cpuset() {
+    let online = ("/sys/devices/system/cpu/online", "0-3\n");
+    let group = ("/proc/self/cgroup", "0::/weir\n");
+    let effective = ("/sys/fs/cgroup/weir/cpuset.cpus.effective", "0-1\n");
+    let first = [("/proc/self/cgroup", "3:cpuset:/x\n"), ("/sys/fs/cgroup/cpuset/x/cpuset.cpus", "0-1,6\n")];
+    for (files, allowed, expected) in [
+        (&[online, group, effective][..], &[0, 1][..], false),
+        (&[online, group, effective], &[1], true),
+        (&[online, first[0], first[1]], &[0, 1], false),
+        (&[online], &[0, 1, 2, 3], false),
+        (&[online], &[0, 1], true),
+        (&[], &[0, 1], true),
+    ] {
+        let (_directory, root) = crate::doctor::root::machine(files);
+        assert_eq!(is_narrower(&root, allowed), expected, "{files:?} {allowed:?}");
+    }
+}
+
+#[test]
+fn a_policy_that_is_refused_is_not_claimed() {
+    let machine = Machine::of(&[0, 1, 4, 5], &[1, 2, 100].map(pid), false);
+    let world = World::start_on(Machine { refuses_policies: true, ..machine }, Pin::On, 2);
+    assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(None));
+    let report = world.kept.report();
+    assert!(report.doubts.iter().any(|doubt| doubt.contains("refuses set_mempolicy")), "{report:?}");
+    assert_eq!(World::start(&[0, 1, 4, 5], Pin::On, 2, false).kept.report().doubts, [""; 0]);
 }
 
 #[test]
