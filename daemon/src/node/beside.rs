@@ -75,7 +75,7 @@ pub(super) async fn collect_stalls(observer: Observer) {
     }
 }
 
-/// A system call for each shard, and files only when other CPUs may be used.
+/// A system call for each shard, with several NUMA nodes one file, and more only when other CPUs or memory may be used.
 pub(super) async fn keep_places(placement: Keeper) {
     let mut ticks = tokio::time::interval(PLACE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -90,7 +90,7 @@ pub(super) async fn keep_places(placement: Keeper) {
                 }
                 // It is tried again at the next tick.
                 Err(error) if !is_told => {
-                    tracing::warn!(%error, "other CPUs may be used than before, and the machine cannot be read");
+                    tracing::warn!(%error, "other CPUs or memory may be used than before, and the machine cannot be read");
                     is_told = true;
                 }
                 Err(_) => {}

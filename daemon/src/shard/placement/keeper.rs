@@ -75,7 +75,7 @@ impl Keeper {
         kept.settle(&Real, usize::from(shard));
     }
 
-    /// Whether other CPUs may be used than before. Then the machine is to be read ([`News::read`]), for [`Self::take`].
+    /// Whether other CPUs, or memory of other NUMA nodes, may be used than before. Then the machine is to be read ([`News::read`]), for [`Self::take`].
     #[must_use]
     pub fn news(&self) -> Option<News> {
         self.lock().news(&Real)
@@ -109,7 +109,7 @@ impl Keeper {
     }
 }
 
-/// Other CPUs may be used than before.
+/// Other CPUs, or memory of other nodes, may be used than before.
 #[derive(Debug, Default)]
 pub struct News {
     root: Root,
@@ -151,6 +151,8 @@ struct Kept {
     /// Those that can be now.
     allowed: Vec<usize>,
     topology: Topology,
+    /// NUMA nodes whose memory may be used; none where that is not known.
+    memories: Option<Vec<u32>>,
     shards: Vec<Shard>,
 }
 
@@ -195,21 +197,26 @@ impl Kept {
                 allowed = within;
             }
         }
-        let is_other = allowed != self.allowed && !allowed.is_empty();
-        is_other.then(|| News { root: self.root.clone(), allowed })
+        let has_other_cpus = allowed != self.allowed;
+        let has_other_memories =
+            || self.topology.has_several_memories() && memories_allowed(&self.root, "self") != self.memories;
+        let is_news = !allowed.is_empty() && (has_other_cpus || has_other_memories());
+        is_news.then(|| News { root: self.root.clone(), allowed })
     }
 
     fn take(&mut self, read: Read) {
-        let before = show_list(&self.allowed);
+        let before = self.allowed.clone();
         self.plan(read);
-        self.tell(&before);
+        if self.allowed != before {
+            self.tell(&show_list(&before));
+        }
     }
 
     fn plan(&mut self, Read { allowed, topology, memories }: Read) {
         let shards = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
         let places = plan(&topology, memories.as_deref(), shards, self.pin);
         self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
-        (self.allowed, self.topology) = (allowed, topology);
+        (self.allowed, self.topology, self.memories) = (allowed, topology, memories);
     }
 
     fn settle_all(&mut self, threads: &impl Threads) {

@@ -92,7 +92,7 @@ fn pid(number: i32) -> Pid {
 struct World {
     machine: Machine,
     kept: Kept,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl World {
@@ -122,7 +122,7 @@ impl World {
         let (directory, root) = crate::doctor::root::machine(&files);
         let mut kept = Kept::start(root, pid(100), pin, shards, &machine);
         (1..).zip(&mut kept.shards).for_each(|(number, shard)| shard.thread = Some(pid(number)));
-        let mut world = Self { machine, kept, _directory: directory };
+        let mut world = Self { machine, kept, directory };
         world.look();
         world
     }
@@ -265,6 +265,19 @@ fn what_the_daemon_was_started_with_counts_when_a_cpuset_forgets_it() {
             assert_eq!(world.kept.report().allowed, [2, 3, 4, 5]);
         }
     }
+}
+
+#[test]
+fn memory_of_a_node_that_may_not_be_used_any_more_is_not_asked_for() {
+    let mut world = World::start(&[0, 1, 4, 5], Pin::On, 2, false);
+    let status = world.directory.path().join("proc/self/status");
+    for (nodes, expected) in [("0-1", 1), ("0", 0), ("0-1", 1)] {
+        std::fs::write(&status, format!("Mems_allowed_list:\t{nodes}\n")).unwrap();
+        world.look();
+        assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(expected)));
+        assert!(world.kept.news(&world.machine).is_none(), "no news twice");
+    }
+    assert_eq!(world.shards(), [vec![0], vec![4]]);
 }
 
 #[test]
