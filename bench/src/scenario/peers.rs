@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
 use tempfile::TempDir;
 
@@ -15,7 +16,7 @@ use super::latency::{
     EVERY_NS, OPEN_LOOP_BYTES, Times, microseconds, open_loop_tcp, open_loop_weir, percentiles,
 };
 use super::throughput::{blast, weir};
-use super::{Settings, WARM_UP, Window};
+use super::{OPENING, OPENING_LOOK, Settings, WARM_UP, Window};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const STREAMS: u32 = 64;
@@ -85,6 +86,11 @@ impl Program {
             let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
             let port = Some(receiver.port()?);
             let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
+            // Some take longer to find each other than others.
+            let began = Instant::now();
+            while receiver.report()?.bytes_total() == 0 && began.elapsed() < OPENING {
+                std::thread::sleep(OPENING_LOOK);
+            }
             std::thread::sleep(WARM_UP);
             let pids = [sender.pid(), receiver.pid()];
             let window = super::watch(&mut receiver, &pids, settings.window)?;
