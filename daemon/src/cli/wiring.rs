@@ -129,6 +129,16 @@ fn highest_level(config: &Config) -> Option<Level> {
     }
 }
 
+/// A ring of a shard, but for zero-copy sends.
+fn ring_config(config: &Config, level: Level) -> UringConfig {
+    UringConfig {
+        buffers: u16::try_from(config.io.receive_buffers).unwrap_or(u16::MAX),
+        buffer_bytes: config.io.receive_buffer_bytes,
+        hugepages: hugepages(config.memory.hugepages),
+        ..UringConfig::new(level)
+    }
+}
+
 /// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
 fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
     let mode = match config.link.zero_copy {
@@ -184,14 +194,8 @@ impl Shards {
         let found = probe::probe(highest_level(config)).map_err(ring_problem)?;
         tracing::info!("{found}");
         let (zero_copy, zero_copy_usage) = zero_copy(config, &found);
-        let ring = UringConfig {
-            zero_copy_usage,
-            register: zero_copy.mode != ZeroCopyMode::Never && zero_copy.unregistered.is_none(),
-            buffers: u16::try_from(config.io.receive_buffers).unwrap_or(u16::MAX),
-            buffer_bytes: config.io.receive_buffer_bytes,
-            hugepages: hugepages(config.memory.hugepages),
-            ..UringConfig::new(found.level)
-        };
+        let register = zero_copy.mode != ZeroCopyMode::Never && zero_copy.unregistered.is_none();
+        let ring = UringConfig { zero_copy_usage, register, ..ring_config(config, found.level) };
         let limits = config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?;
         // At most `config::SHARDS_MAX`, by the bounds of the setting.
         let count = u16::try_from(config.shard_count()).unwrap_or(u16::MAX);
