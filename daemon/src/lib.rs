@@ -20,5 +20,6 @@ pub mod memory;
 pub mod node;
 pub mod observe;
 pub mod privileges;
+pub mod root;
 pub mod shard;
 pub mod topology;

@@ -4,10 +4,12 @@
 //! its own, one node), and [`Topology::doubts`] says what is missing. Numbers of processors and nodes may have gaps and
 //! any size.
 
+pub mod cpuset;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::doctor::root::{Root, Unread};
+use crate::root::{Root, Unread};
 
 /// Directory of the processors.
 const CPUS: &str = "/sys/devices/system/cpu";

@@ -18,12 +18,12 @@ use crate::doctor::places::PlaceFacts;
 use crate::doctor::process::ProcessFacts;
 use crate::doctor::processors::ProcessorFacts;
 use crate::doctor::rings::RingFacts;
-use crate::doctor::root::Root;
 use crate::doctor::{self, Facts, Row, State, Subject, peers};
 use crate::exit::{Exit, Problem};
 use crate::link::options::{self, LinkOptions};
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::Observer;
+use crate::root::Root;
 
 /// Look at this machine as a daemon with this configuration would: what is needed, what there is, and what to change.
 ///

@@ -8,7 +8,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
-use crate::doctor::root::Root;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
 use crate::io::accounting::Accounting;
@@ -27,6 +26,7 @@ use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
 use crate::observe::sockets::Observer;
 use crate::privileges::{Privileges, RINGS};
+use crate::root::Root;
 use crate::shard::mailbox::{ShardInbox, ShardSender, ToNode, mailbox};
 use crate::shard::placement::keeper::Keeper;
 use crate::shard::{ShardLoop, ShardOptions};

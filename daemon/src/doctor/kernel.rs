@@ -1,11 +1,11 @@
 //! The kernel: its release, what was switched off in it, and what it shows of itself.
 
 use super::process::ProcessFacts;
-use super::root::{Root, Unread};
 use super::{Row, State};
 use crate::config::{Config, ProbesMode};
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::SAMPLES;
+use crate::root::{Root, Unread};
 
 /// The oldest release that Weir is made for.
 const OLDEST: (u32, u32) = (6, 1);
@@ -161,8 +161,8 @@ fn ftrace(found: &Result<u32, Unread>, mode: ProbesMode) -> Row {
 #[cfg(test)]
 mod tests {
     use super::super::process::tests::{LIMITS, STATUS, process};
-    use super::super::root::machine;
     use super::*;
+    use crate::root::machine;
 
     const FINE: [(&str, &str); 5] = [
         ("/proc/sys/kernel/io_uring_disabled", "0\n"),

@@ -1,13 +1,13 @@
 //! Memory: hugepages of the machine, of each NUMA node and of the control group, and the bound on regions.
 
 use super::Row;
-use super::root::{Root, Unread};
 use crate::config::{Config, HugepageMode};
 use crate::control::snapshot::Subsystem;
 use crate::io::probe::Level;
 use crate::memory::cgroup::{self, GroupLimit};
 use crate::memory::system::{self, Hugepages};
 use crate::memory::{HUGEPAGE_BYTES, mebibytes};
+use crate::root::{Root, Unread};
 
 /// Directory of the NUMA nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -209,9 +209,9 @@ fn budget(facts: &MemoryFacts, mode: HugepageMode, total_bytes: u64) -> Row {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::root::machine;
     use super::*;
     use crate::config::MemoryTotal;
+    use crate::root::machine;
 
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 

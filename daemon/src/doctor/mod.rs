@@ -25,13 +25,13 @@ pub mod places;
 pub mod process;
 pub mod processors;
 pub mod rings;
-pub mod root;
 
 use serde::Serialize;
 
 use crate::config::Config;
 use crate::control::snapshot::{Health, StatusReport, Subsystem};
 use crate::exit::Exit;
+use crate::root::Unread;
 use kernel::KernelFacts;
 use memory::MemoryFacts;
 use network::NetworkFacts;
@@ -40,7 +40,6 @@ use places::PlaceFacts;
 use process::ProcessFacts;
 use processors::ProcessorFacts;
 use rings::RingFacts;
-use root::Unread;
 
 /// How a thing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -268,7 +267,7 @@ mod tests {
     #[test]
     fn a_daemon_that_runs_has_the_shards_that_it_says() {
         let files = [("/proc/7/status", process::tests::STATUS), ("/proc/7/limits", process::tests::LIMITS)];
-        let (_directory, root) = root::machine(&files);
+        let (_directory, root) = crate::root::machine(&files);
         let config = Config::default();
         let process = ProcessFacts::read(&root, "7");
         let said = |missing| StatusReport {

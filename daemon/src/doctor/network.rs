@@ -1,9 +1,9 @@
 //! TCP: congestion control, how large its buffers may grow, and how many connections may wait.
 
 use super::Row;
-use super::root::{Root, Unread};
 use crate::config::Config;
 use crate::link::listen::ACCEPT_BACKLOG;
+use crate::root::{Root, Unread};
 
 /// What buffers of a connection should be able to grow to: the kernel's own default for sends.
 const BUFFER_BYTES_WANTED: u64 = 4 << 20;
@@ -167,8 +167,8 @@ fn accept(found: &Result<u32, Unread>) -> Row {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::root::machine;
     use super::*;
+    use crate::root::machine;
 
     const FINE: [(&str, &str); 9] = [
         ("/proc/sys/net/ipv4/tcp_congestion_control", "cubic\n"),

@@ -1,12 +1,12 @@
 //! The process whose limits count: the daemon that runs, or the one that asks.
 
-use super::root::{Root, Unread};
 use super::{Row, State};
 use crate::attach::descriptors;
 use crate::config::{Config, ProbesMode, SHARDS_MAX};
 use crate::control::snapshot::Subsystem;
 use crate::observe::probes::cause::Cause;
 use crate::observe::sockets::SAMPLES;
+use crate::root::{Root, Unread};
 use crate::shard::placement::report::crowded_fix;
 use crate::topology::parse_list;
 
@@ -305,8 +305,8 @@ fn cpus(facts: &ProcessFacts, shards: u32) -> Row {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::root::machine;
     use super::*;
+    use crate::root::machine;
 
     /// A process that lacks nothing.
     pub(crate) const STATUS: &str = "Name:\tweir\nUid:\t990\t990\t990\t990\nGid:\t990\t990\t990\t990\n\

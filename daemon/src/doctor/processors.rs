@@ -1,24 +1,14 @@
 //! Processors: what the machine has of them, what the control group leaves, and where shards would run.
 
-use std::path::{Path, PathBuf};
-
 use super::process::ProcessFacts;
-use super::root::Root;
 use super::{Row, State};
 use crate::config::Config;
 use crate::control::snapshot::Subsystem;
+use crate::root::Root;
 use crate::shard::placement::report::Placements;
 use crate::shard::placement::{Pin, plan};
-use crate::topology::{Topology, memories_allowed, parse_list, show_list};
-
-/// The processors that a control group leaves, and where that stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpusetFile {
-    /// In ascending order.
-    pub cpus: Vec<usize>,
-    /// The file that says so.
-    pub file: PathBuf,
-}
+use crate::topology::cpuset::{CpusetFile, cpuset};
+use crate::topology::{Topology, memories_allowed, show_list};
 
 /// What there is of processors.
 #[derive(Clone, Debug, Default)]
@@ -41,30 +31,6 @@ impl ProcessorFacts {
             cpuset: cpuset(root, process),
         }
     }
-}
-
-/// The cpuset of the nearest group that has one.
-pub(crate) fn cpuset(root: &Root, process: &str) -> Option<CpusetFile> {
-    let groups = root.text(&format!("/proc/{process}/cgroup")).ok()?;
-    groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (hierarchy, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
-        let (mount, files) = if hierarchy == "0" {
-            ("/sys/fs/cgroup", &["cpuset.cpus.effective"][..])
-        } else if controllers.split(',').any(|name| name == "cpuset") {
-            ("/sys/fs/cgroup/cpuset", &["cpuset.effective_cpus", "cpuset.cpus"][..])
-        } else {
-            return None;
-        };
-        // What lies above belongs to another namespace if the path cannot be seen; what can be seen of it still counts.
-        Path::new(group.trim_start_matches('/')).ancestors().find_map(|group| {
-            files.iter().find_map(|file| {
-                let file = Path::new(mount).join(group).join(file);
-                let cpus = parse_list(&root.text(file.to_str()?).ok()?)?;
-                (!cpus.is_empty()).then_some(CpusetFile { cpus, file })
-            })
-        })
-    })
 }
 
 /// Judges. `said` is the line `placement` of a daemon that runs.
@@ -128,8 +94,8 @@ fn placement(
 #[cfg(test)]
 mod tests {
     use super::super::process::tests::{LIMITS, STATUS};
-    use super::super::root::machine;
     use super::*;
+    use crate::root::machine;
     use crate::topology::tests::two_sockets;
 
     /// What is found on two sockets by a process that may use these processors, with these files beside.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::doctor::root::machine;
+use crate::root::machine;
 
 /// Files below `/sys`, by path.
 pub(crate) type Files = BTreeMap<String, String>;

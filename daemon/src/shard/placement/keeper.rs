@@ -13,9 +13,9 @@ use rustix::thread::Pid;
 
 use super::report::{Placements, ShardPlace};
 use super::{Pin, Place, plan};
-use crate::doctor::processors::cpuset;
-use crate::doctor::root::Root;
 use crate::memory::numa::{self, NodeChoice, Preference};
+use crate::root::Root;
+use crate::topology::cpuset::cpuset;
 use crate::topology::{Topology, memories_allowed, parse_list, show_list};
 
 /// What is asked of the kernel about threads.

@@ -119,7 +119,7 @@ impl World {
         files.insert("/sys/fs/cgroup/weir/cpuset.cpus.effective".to_owned(), cpuset);
         let files: Vec<(&str, &str)> =
             files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-        let (directory, root) = crate::doctor::root::machine(&files);
+        let (directory, root) = crate::root::machine(&files);
         let mut kept = Kept::start(root, pid(100), pin, shards, &machine);
         (1..).zip(&mut kept.shards).for_each(|(number, shard)| shard.thread = Some(pid(number)));
         let mut world = Self { machine, kept, directory };
@@ -294,7 +294,7 @@ fn fewer_than_the_cpuset_has_is_told_from_a_small_cpuset() {
         (&[online], &[0, 1], true),
         (&[], &[0, 1], true),
     ] {
-        let (_directory, root) = crate::doctor::root::machine(files);
+        let (_directory, root) = crate::root::machine(files);
         assert_eq!(is_narrower(&root, allowed), expected, "{files:?} {allowed:?}");
     }
 }
