@@ -430,9 +430,12 @@ fn a_full_disk() {
     // One that becomes full while the daemon runs.
     let mount = format!("mount -t tmpfs -o size=64k none {shown}");
     let limited = start_mounted(directory.path(), &mounted(&mount).expect("as above"));
+    // Such as a machine without hugepages.
+    let of_the_machine = limited.degraded();
     inside(&limited.a, &fill);
     limited.carries("x");
-    assert_eq!(limited.degraded(), Vec::<Value>::new(), "it writes no data");
+    let names = |lines: Vec<Value>| lines.iter().map(|line| line["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(limited.degraded()), names(of_the_machine), "it writes no data");
     eventually("all memory is given back", || (memory_used(&limited.a) == 0).then_some(()));
     assert_eq!(number(&limited.a.ask("status")["memory"], "used_bytes"), 0);
     limited.ends();
