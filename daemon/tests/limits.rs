@@ -430,7 +430,8 @@ fn a_full_disk() {
     // One that becomes full while the daemon runs.
     let mount = format!("mount -t tmpfs -o size=64k none {shown}");
     let limited = start_mounted(directory.path(), &mounted(&mount).expect("as above"));
-    // Such as a machine without hugepages.
+    limited.carries("before");
+    // Such as a machine without hugepages. The peer is linked by now.
     let of_the_machine = limited.degraded();
     inside(&limited.a, &fill);
     limited.carries("x");
