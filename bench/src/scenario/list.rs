@@ -75,7 +75,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "peers",
-        about: "64 streams over Weir, raw TCP, tokio, h2, tonic, yamux, quinn, ZeroMQ: CPU per GB and GB/s",
+        about: "64 streams over Weir, raw TCP, tokio, h2, tonic, yamux, quinn, ZeroMQ, Aeron: CPU per GB and GB/s",
         run: peers::run,
         rounds: 3,
         window_ms: 400,

@@ -1,6 +1,8 @@
 //! What the probe says.
 
-use crate::io::probe::{FILTERED, Level, failed, needed, probe, setup_error_at};
+use std::cell::Cell;
+
+use crate::io::probe::{FILTERED, Level, failed, needed, patiently, probe, setup_error_at};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::{Disposition, Errno};
 
@@ -75,5 +77,18 @@ fn a_configuration_out_of_bounds_is_refused() {
         let error = UringSetup::create(&config).err().expect("out of bounds");
         assert!(error.to_string().contains("needed: "), "{error}");
         assert!(matches!(error.disposition, Disposition::Fatal { .. }));
+    }
+}
+
+#[test]
+fn memory_of_rings_that_are_gone_is_waited_for_and_nothing_else_is() {
+    for (errno, failures, attempts) in [(libc::ENOMEM, 3, 4), (libc::EPERM, 1, 1), (0, 0, 1)] {
+        let tried = Cell::new(0);
+        let attempt = || {
+            tried.set(tried.get() + 1);
+            if tried.get() > failures { Ok(()) } else { Err(Errno(errno)) }
+        };
+        let outcome = patiently(attempt, |errno| *errno);
+        assert_eq!((outcome.is_ok(), tried.get()), (errno != libc::EPERM, attempts), "{errno}");
     }
 }
