@@ -105,6 +105,8 @@ impl Partitions {
 struct Gates {
     table: Table<Gate>,
     listed: Vec<GateId>,
+    /// Those of which nothing given back may wait.
+    urgent: u32,
 }
 
 impl Gates {
@@ -116,13 +118,21 @@ impl Gates {
         self.table.get_mut(id.0)
     }
 
+    /// A gate changed: it may have something to hand up, and returns of it may have become urgent or not so.
     fn list(&mut self, id: GateId) {
-        if let Some(gate) = self.table.get_mut(id.0)
-            && !gate.is_listed
-            && gate.has_pending()
-        {
+        let Some(gate) = self.table.get_mut(id.0) else { return };
+        let wants_returns = gate.wants_returns();
+        let was_urgent = core::mem::replace(&mut gate.is_urgent, wants_returns);
+        self.urgent = self.urgent - u32::from(was_urgent) + u32::from(wants_returns);
+        if !gate.is_listed && gate.has_pending() {
             gate.is_listed = true;
             self.listed.push(id);
+        }
+    }
+
+    fn remove(&mut self, id: GateId) {
+        if let Some(gate) = self.table.remove(id.0) {
+            self.urgent -= u32::from(gate.is_urgent);
         }
     }
 }
@@ -190,7 +200,7 @@ impl Shard {
         Self {
             limits,
             partitions: Partitions { table: Table::new(), listed: Vec::new() },
-            gates: Gates { table: Table::new(), listed: Vec::new() },
+            gates: Gates { table: Table::new(), listed: Vec::new(), urgent: 0 },
             links: Links { table: Table::new(), listed: Vec::new() },
             holds: holds::Holds::NONE,
             send_stalls: PastStalls::NONE,
@@ -219,6 +229,13 @@ impl Shard {
                 out.push(id);
             }
         }
+    }
+
+    /// Whether nobody waits for what clients give back, so that it may be looked at [`Limits::limit_delay_ns`] later
+    /// without being announced.
+    #[must_use]
+    pub const fn returns_may_wait(&self) -> bool {
+        self.gates.urgent == 0 && !self.is_draining
     }
 
     /// The next ordinary delivery of a gate: channels in turn, each in its order. Called only while the client's ring

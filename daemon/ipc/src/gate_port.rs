@@ -276,6 +276,8 @@ pub struct GatePort {
     slots: EventSlots,
     /// Events taken and not given back: channel and slot, in the order taken.
     events: Vec<(u32, u32)>,
+    /// An event was given back that is not published: its producer may wait for its slot.
+    has_event: bool,
 }
 
 impl GatePort {
@@ -317,6 +319,7 @@ impl GatePort {
             waiter: Waiter::new(memory.words(places.waits)?),
             slots: EventSlots::new(memory.words(places.slots)?),
             events: Vec::with_capacity(EVENT_SLOTS as usize),
+            has_event: false,
             memory,
         })
     }
@@ -381,6 +384,7 @@ impl GatePort {
             return Err(IpcFault::new("give_back.channel", channel.into(), "a channel with an event taken"));
         };
         let (_, slot) = self.events.remove(index);
+        self.has_event = true;
         self.push_back(GiveBackEntry::Event { channel, slot })
     }
 
@@ -392,11 +396,17 @@ impl GatePort {
         Err(IpcFault::new("give_back.tail", capacity, "no more given back than was delivered"))
     }
 
-    /// Makes everything given back visible, marks the ring dirty and rings the daemon if it sleeps. Does nothing if
-    /// nothing was given back since the last call. Call it before waiting, and often enough that credit flows.
+    /// Makes everything given back visible, marks the ring dirty and rings the daemon if it sleeps; for slices alone not
+    /// if it looks again soon. Does nothing if nothing was given back since the last call. Call it before waiting, and
+    /// often enough that credit flows.
     pub fn publish(&mut self) {
-        if self.give_back.publish() {
+        if !self.give_back.publish() {
+            return;
+        }
+        if std::mem::take(&mut self.has_event) {
             self.session.mark(self.ring);
+        } else {
+            self.session.mark_returns(self.ring);
         }
     }
 

@@ -17,7 +17,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::layout::{SessionPlaces, session_places};
 use crate::memory::Memory;
-use crate::signal::{Marker, Watcher};
+use crate::signal::{Marker, Park, Watcher};
 
 /// What the daemon passes to the client.
 #[derive(Debug)]
@@ -71,8 +71,8 @@ impl SessionEndpoint {
     /// Says that the shard is about to sleep. `true`: a ring has news, and it must not sleep. Call
     /// [`Self::unpark`] in either case, after the sleep or instead of it.
     #[must_use]
-    pub fn park(&mut self) -> bool {
-        self.watcher.park()
+    pub fn park(&mut self, park: Park) -> bool {
+        self.watcher.park(park)
     }
 
     /// Says that the shard is awake: clients need not ring.
@@ -140,9 +140,20 @@ impl SessionPort {
     /// Tells the daemon that `ring` has news, which was published before, and rings it if it sleeps. The ports call
     /// this; a client never needs to.
     pub fn mark(&self, ring: u32) {
-        if !self.marker.mark(ring) {
-            return;
+        if self.marker.mark(ring) {
+            self.ring_daemon();
         }
+    }
+
+    /// As [`Self::mark`], for news that is only what was given back: that alone does not ring a daemon that looks again
+    /// soon.
+    pub fn mark_returns(&self, ring: u32) {
+        if self.marker.mark_returns(ring) {
+            self.ring_daemon();
+        }
+    }
+
+    fn ring_daemon(&self) {
         // EAGAIN: the count is at its end, after 2^64 rings. Nothing else can fail on an eventfd that is open, and
         // a daemon that is gone does not mind.
         while rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}

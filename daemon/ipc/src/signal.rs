@@ -11,7 +11,8 @@
 //!
 //! **A daemon that parks** ([`Marker`], [`Watcher`]): a client publishes, marks its ring dirty, then looks at the
 //! parked flag and rings the doorbell only if it is set. The daemon sets the flag, then looks at every dirty bit
-//! once more, and sleeps only if none is set.
+//! once more, and sleeps only if none is set. A daemon that will look again soon in any case, and knows of nobody who
+//! waits for what clients give back, parks [`Park::Briefly`]: that is marked dirty as ever, but rings no doorbell.
 
 use crate::primitive::{Ordering, fence};
 use crate::words::{Backing, Words};
@@ -99,6 +100,26 @@ impl Waker {
     }
 }
 
+/// For what a daemon that parks wants to be rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Park {
+    /// For whatever a client marks.
+    UntilRung,
+    /// Not for what is given back ([`Marker::mark_returns`]): the daemon looks by itself within a time that is its own
+    /// to keep. A client that knows only of [`Self::UntilRung`] rings for that too.
+    Briefly,
+}
+
+impl Park {
+    /// As in the parked flag, where 0 is a daemon that is awake.
+    const fn word(self) -> u64 {
+        match self {
+            Self::UntilRung => 1,
+            Self::Briefly => 2,
+        }
+    }
+}
+
 /// The side that marks rings dirty. Any number of threads, each for its own rings.
 #[derive(Clone)]
 pub struct Marker {
@@ -129,13 +150,32 @@ impl Marker {
     /// outside the bitmap is not marked.
     #[inline]
     pub fn mark(&self, ring: u32) -> bool {
+        self.set_dirty(ring) != 0 && self.take_parked()
+    }
+
+    /// As [`Self::mark`], for news that is only what the client gave back: a daemon that has parked
+    /// [`Park::Briefly`] is not to be rung for it.
+    #[inline]
+    pub fn mark_returns(&self, ring: u32) -> bool {
+        let parked = self.set_dirty(ring);
+        parked != 0 && parked != Park::Briefly.word() && self.take_parked()
+    }
+
+    /// Sets the mark, and looks at the parked flag behind it.
+    #[inline]
+    fn set_dirty(&self, ring: u32) -> u64 {
         // Release: pairs with the Acquire swap in `Watcher::take`; what the ring holds is visible to who takes
         // the bit.
         self.dirty.fetch_or(ring as usize / 64, 1 << (ring % 64), Ordering::Release);
         // Pairs with the fence in `Watcher::park`: either that side sees the bit, or this side sees the flag.
         fence(Ordering::SeqCst);
-        // Only one of many threads that find the flag set needs to ring.
-        self.parked.load(0, Ordering::Relaxed) != 0 && self.parked.swap(0, 0, Ordering::Relaxed) != 0
+        self.parked.load(0, Ordering::Relaxed)
+    }
+
+    /// Only one of many threads that find the flag set needs to ring.
+    #[inline]
+    fn take_parked(&self) -> bool {
+        self.parked.swap(0, 0, Ordering::Relaxed) != 0
     }
 }
 
@@ -163,8 +203,8 @@ impl Watcher {
 
     /// Says that this side is about to sleep. `true`: a ring is dirty, and it must not.
     #[must_use]
-    pub fn park(&mut self) -> bool {
-        self.parked.swap(0, 1, Ordering::Relaxed);
+    pub fn park(&mut self, park: Park) -> bool {
+        self.parked.swap(0, park.word(), Ordering::Relaxed);
         // Pairs with the fence in `Marker::mark`.
         fence(Ordering::SeqCst);
         self.dirty.as_slice().iter().any(|word| word.load(Ordering::Relaxed) != 0)

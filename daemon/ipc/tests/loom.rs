@@ -159,7 +159,7 @@ fn daemon(
         if found.len() as u64 == wanted {
             return found;
         }
-        if !watcher.park() {
+        if !watcher.park(signal::Park::UntilRung) {
             doorbell.wait();
         }
         watcher.unpark();
@@ -188,6 +188,49 @@ fn a_parked_daemon_is_woken() {
             }
         });
         assert_eq!(daemon(&mut watcher, &mut [consumer], &doorbell, 2), [1, 2]);
+        client.join().unwrap();
+    });
+}
+
+/// A daemon that looks again soon, twice, and then sleeps until it is rung: what is given back, which rings only in the last
+/// of these sleeps, is found, and a submission behind it ends any of them.
+#[test]
+fn a_daemon_that_parks_briefly_misses_nothing() {
+    model(3, || {
+        let (mut producer, mut consumer) = ring::private(2).unwrap();
+        let (marker, mut watcher) = signal::private_dirty(1).unwrap();
+        let doorbell = Arc::new(Notify::new());
+        let client_doorbell = Arc::clone(&doorbell);
+        let client = thread::spawn(move || {
+            assert!(producer.push(entry(1)).unwrap());
+            producer.publish();
+            if marker.mark_returns(0) {
+                client_doorbell.notify();
+            }
+        });
+        let (mut dirty, mut found) = (Vec::new(), Vec::new());
+        for park in [signal::Park::Briefly, signal::Park::Briefly, signal::Park::UntilRung] {
+            watcher.take(&mut dirty);
+            for _ in dirty.drain(..) {
+                while let Some([number, ..]) = consumer.pop().unwrap() {
+                    found.push(number);
+                }
+            }
+            if !found.is_empty() {
+                break;
+            }
+            let is_dirty = watcher.park(park);
+            // The time of a brief sleep passes; the other one ends only if it is rung.
+            if !is_dirty && park == signal::Park::UntilRung {
+                doorbell.wait();
+            }
+            watcher.unpark();
+        }
+        watcher.take(&mut dirty);
+        if !dirty.is_empty() {
+            found.extend(consumer.pop().unwrap().map(|[number, ..]| number));
+        }
+        assert_eq!(found, [1]);
         client.join().unwrap();
     });
 }
@@ -290,7 +333,7 @@ fn a_daemon_without_a_second_look_is_found() {
             while consumer.pop().unwrap().is_none() {
                 watcher.take(&mut dirty);
                 if dirty.is_empty() {
-                    let _is_dirty = watcher.park();
+                    let _is_dirty = watcher.park(signal::Park::UntilRung);
                     doorbell.wait();
                     watcher.unpark();
                 }
@@ -449,7 +492,7 @@ fn mail_and_clients_wake_the_same_shard() {
             if found == 2 {
                 break;
             }
-            let is_dirty = !is_busy && watcher.park();
+            let is_dirty = !is_busy && watcher.park(signal::Park::UntilRung);
             completions = eventfds.park(!is_busy && !is_dirty);
             watcher.unpark();
         }
@@ -489,7 +532,7 @@ fn a_shard_sleeps_for_all_its_sessions() {
             if found.len() == 2 {
                 break;
             }
-            let is_dirty = watchers.iter_mut().fold(false, |is_dirty, watcher| watcher.park() | is_dirty);
+            let is_dirty = watchers.iter_mut().fold(false, |is_dirty, watcher| watcher.park(signal::Park::UntilRung) | is_dirty);
             eventfds.park(!is_dirty);
             watchers.iter_mut().for_each(signal::Watcher::unpark);
         }

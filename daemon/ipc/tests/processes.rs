@@ -20,6 +20,7 @@ use weir_ipc::layout::{GateLayout, PartitionLayout};
 use weir_ipc::partition_port::{PartitionEndpoint, PartitionPort, SubpartitionUpdate};
 use weir_ipc::region::{ReceiveMapping, SendMapping};
 use weir_ipc::session::{SessionEndpoint, SessionFds, SessionPort, Wait};
+use weir_ipc::signal::Park;
 use weir_ipc::task_cell::{TaskCellReader, TaskCells, TaskState};
 use weir_ipc::{Delivered, GivenBack, Returned, Submission};
 
@@ -100,7 +101,7 @@ impl Daemon {
 
     /// Sleeps until the client rings, unless it has marked a ring.
     fn park(&mut self) {
-        if !self.session.park() {
+        if !self.session.park(Park::UntilRung) {
             let mut events =
                 [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
             let timeout = rustix::event::Timespec { tv_sec: LOST.as_secs() as i64, tv_nsec: 0 };
@@ -408,7 +409,7 @@ fn a_hostile_client_makes_faults_and_nothing_else() {
         }
         daemon.partition.publish(round % 2, &SubpartitionUpdate::default());
         let _ = (daemon.partition.client_waits(), daemon.gate.client_waits());
-        let _ = (daemon.session.park(), daemon.session.ring_client().unwrap());
+        let _ = (daemon.session.park(Park::UntilRung), daemon.session.ring_client().unwrap());
         daemon.session.unpark();
         daemon.session.take_dirty(&mut dirty);
         dirty.clear();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use weir_ipc::session::SessionEndpoint;
+use weir_ipc::signal::Park;
 
 use super::mailbox::{AttachmentId, RingKey};
 use super::rings::Target;
@@ -91,12 +92,12 @@ impl Attachments {
         }
     }
 
-    /// Tells every client to ring the doorbell from now on. `true`: one had marked a ring already, so the shard must
-    /// not sleep.
-    pub(super) fn park(&mut self) -> bool {
+    /// Tells every client to ring the doorbell from now on, and for what. `true`: one had marked a ring already, so the
+    /// shard must not sleep.
+    pub(super) fn park(&mut self, park: Park) -> bool {
         let mut marked = false;
         for attachment in self.by_id.values_mut() {
-            marked |= attachment.session.park();
+            marked |= attachment.session.park(park);
         }
         marked
     }

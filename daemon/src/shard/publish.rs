@@ -31,7 +31,12 @@ impl<R: Ring> ShardLoop<R> {
         for id in gates.drain(..) {
             let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) else { continue };
             match deliver(&mut self.core, id, gate) {
-                Ok(more) => left_over.extend(more.then_some(id)),
+                Ok(handed) => {
+                    left_over.extend(handed.is_cut_short.then_some(id));
+                    if handed.any {
+                        self.returns_due = now.after_ns(self.options.limits.limit_delay_ns);
+                    }
+                }
                 Err(fault) => distrusted.push((gate.key, fault)),
             }
             if gate.endpoint.client_waits() {
@@ -116,10 +121,17 @@ impl<R: Ring> ShardLoop<R> {
     }
 }
 
-/// Hands over what the core has for a gate, as far as its rings have room and the turn allows. Whether the turn was
-/// the limit: what the rings have no room for waits for the client, not for the next turn.
-fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<bool, IpcFault> {
-    for _ in 0..budget::DELIVERIES {
+/// What of a gate went to its client.
+struct Handed {
+    any: bool,
+    /// The turn was the limit. What the rings have no room for waits for the client, not for the next turn.
+    is_cut_short: bool,
+}
+
+/// Hands over what the core has for a gate, as far as its rings have room and the turn allows.
+fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<Handed, IpcFault> {
+    for count in 0..budget::DELIVERIES {
+        let handed = Handed { any: count > 0, is_cut_short: false };
         if gate.endpoint.has_priority_room()?
             && let Some(Delivery::Event { channel, payload, .. }) = core.poll_priority_delivery(id)
         {
@@ -127,12 +139,12 @@ fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<bool, Ip
             continue;
         }
         if !gate.endpoint.has_room()? {
-            return Ok(false);
+            return Ok(handed);
         }
-        let Some(delivery) = core.poll_delivery(id) else { return Ok(false) };
+        let Some(delivery) = core.poll_delivery(id) else { return Ok(handed) };
         gate.endpoint.push(&delivered(delivery))?;
     }
-    Ok(true)
+    Ok(Handed { any: true, is_cut_short: true })
 }
 
 fn delivered(delivery: Delivery) -> Delivered {

@@ -12,6 +12,7 @@ use weir_flow::failure::{Failure, FailureCode};
 use weir_flow::ids::{GateId, LinkId, PartitionId, SubpartitionIndex, Time};
 use weir_flow::limits::Limits;
 use weir_flow::shard::{Notice, Shard, Transmit};
+use weir_ipc::signal::Park;
 
 use super::attachments::Attachments;
 use super::clock;
@@ -64,6 +65,8 @@ pub struct ShardLoop<R: Ring> {
     pub(super) lists: Lists,
     pub(super) bytes_total: u64,
     pub(super) drain: Drain,
+    /// Until when what clients give back of the last deliveries may go without a doorbell: then it is looked for.
+    pub(super) returns_due: Time,
     idle_since: Option<Time>,
 }
 
@@ -118,6 +121,7 @@ impl<R: Ring> ShardLoop<R> {
             lists: Lists::default(),
             bytes_total: 0,
             drain: Drain::No,
+            returns_due: Time(0),
             idle_since: None,
         }
     }
@@ -180,16 +184,28 @@ impl<R: Ring> ShardLoop<R> {
         if now.since_ns(idle_since) < u64::try_from(self.options.spin.as_nanos()).unwrap_or(0) {
             return self.ring.park(Some(Duration::ZERO));
         }
-        let timeout = if self.attachments.park() {
+        let (park, due) = self.plan_park(now);
+        let timeout = if self.attachments.park(park) {
             Some(Duration::ZERO)
         } else {
-            self.core.poll_timeout().map(|(due, _)| Duration::from_nanos(due.since_ns(now)))
+            due.map(|due| Duration::from_nanos(due.since_ns(now)))
         };
         self.stall.parks();
         let outcome = self.ring.park(timeout);
         self.attachments.unpark();
         self.idle_since = None;
         outcome
+    }
+
+    /// For what clients ring while the shard sleeps, and until when it does. What is given back of a message that came
+    /// alone is seldom worth a wake-up of its own: it is looked for with the acknowledgement that waits for company.
+    pub(super) fn plan_park(&self, now: Time) -> (Park, Option<Time>) {
+        let timer = self.core.poll_timeout().map(|(due, _)| due);
+        if self.returns_due > now && self.core.returns_may_wait() {
+            let due = timer.map_or(self.returns_due, |timer| timer.min(self.returns_due));
+            return (Park::Briefly, Some(due));
+        }
+        (Park::UntilRung, timer)
     }
 
     fn take_notices(&mut self, now: Time) {

@@ -9,8 +9,10 @@ mod zero_copy;
 
 use weir_flow::exchange::Strategy;
 use weir_flow::failure::{Failure, FailureCode};
-use weir_flow::ids::ProducerIndex;
+use weir_flow::ids::{ProducerIndex, Time};
+use weir_flow::limits::Limits;
 use weir_ipc::Submission;
+use weir_ipc::signal::Park;
 
 use super::mailbox::{LinkKey, ToNode, ToShard};
 use crate::io::fake::SendPolicy;
@@ -251,6 +253,52 @@ fn an_idle_shard_parks_without_a_spin_and_a_marked_ring_keeps_it_awake() {
     assert_eq!(world.a.shard.stall.stats().parks, parks + 1);
     assert!(producer.submit_segment(&[1, 2, 3]));
     assert!(!world.a.parks_when_idle(), "a submission is there: it must not sleep");
+}
+
+#[test]
+fn what_comes_back_of_a_message_that_came_alone_rings_nobody_and_is_looked_for() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    world.settle();
+    assert_eq!(world.park_of_b().0, Park::UntilRung, "nothing was delivered");
+    assert!(producer.submit_segment(&[7; 100]));
+    world.until("it was delivered", |_| {
+        consumer.take_and_hold();
+        !consumer.received.is_empty()
+    });
+    let (park, due) = world.park_of_b();
+    let delay = Limits::default().limit_delay_ns;
+    assert_eq!(park, Park::Briefly);
+    assert!(due.is_some_and(|due| due.0 <= world.now_ns() + delay), "{due:?} at {}", world.now_ns());
+    // The consumer holds it: after that time it has to ring.
+    world.pass(2 * delay);
+    assert_eq!(world.park_of_b().0, Park::UntilRung);
+    consumer.give_all_back();
+    world.settle();
+    assert_eq!(world.park_of_b().0, Park::UntilRung, "what came back is no delivery");
+}
+
+#[test]
+fn a_sender_that_waits_for_credit_is_not_kept_waiting_by_a_consumer_that_does_not_ring() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let payload = vec![7; producer.segment_bytes()];
+    while producer.submit_segment(&payload) {}
+    let mut parks = 0;
+    // As long as not all of it has got credit, each sleep ends with what comes back.
+    world.until("all was delivered", |world| {
+        let is_waiting = world.b.shard.core.channels(Time(world.now_ns())).any(|channel| channel.backlog > 0);
+        if is_waiting {
+            assert_eq!(world.park_of_b().0, Park::UntilRung);
+            parks += 1;
+        }
+        consumer.take_and_hold();
+        if parks > 3 {
+            consumer.give_all_back();
+        }
+        consumer.received.len() == producer.segments() * payload.len()
+    });
+    assert!(parks > 3, "{parks} looks while the sender waited");
 }
 
 #[test]

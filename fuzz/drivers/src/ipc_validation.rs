@@ -438,7 +438,7 @@ impl World {
     }
 
     fn park(&mut self) {
-        if !self.session.park() {
+        if !self.session.park(weir_ipc::signal::Park::UntilRung) {
             self.reached.insert("parked");
         }
         self.session.unpark();

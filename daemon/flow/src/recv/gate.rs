@@ -50,6 +50,12 @@ pub(crate) struct Gate {
     pub(crate) gained: Vec<u32>,
     /// In the shard's list of gates to be looked at.
     pub(crate) is_listed: bool,
+    /// In the shard's count of gates of which nothing given back may wait.
+    pub(crate) is_urgent: bool,
+    /// Channels whose sender told a backlog: it waits for what is given back, or soon will.
+    pub(crate) backlogged: u32,
+    /// A channel of it is or was read in its producer's memory.
+    has_lent: bool,
     pub(crate) debloating: Option<Debloating>,
     event_window: u32,
 }
@@ -82,6 +88,9 @@ impl Gate {
             priority_rotation: VecDeque::new(),
             gained: Vec::new(),
             is_listed: false,
+            is_urgent: false,
+            backlogged: 0,
+            has_lent: false,
             debloating: spec.debloat.map(|spec| Debloating::new(spec, segment_bytes)),
             event_window,
             spec,
@@ -114,6 +123,7 @@ impl Gate {
             return self.pool.open(index);
         }
         let (segments, channels) = (self.spec.segments, self.channels.len() as u32);
+        self.has_lent = true;
         if let Some(channel) = self.channel_mut(index) {
             channel.lent = Some(Lent::new(segments, channels));
         }
@@ -121,6 +131,12 @@ impl Gate {
 
     pub(crate) fn has_pending(&self) -> bool {
         !self.rotation.is_empty() || !self.priority_rotation.is_empty()
+    }
+
+    /// Whether somebody waits, or may wait unseen, for what is given back: a sender that told a backlog; a producer on this
+    /// node, whose segments come back no sooner; the measure of how fast the application is.
+    pub(crate) fn wants_returns(&self) -> bool {
+        self.backlogged > 0 || self.has_lent || self.debloating.is_some()
     }
 
     /// The producer's node serves the channel.
@@ -144,8 +160,10 @@ impl Gate {
         let channel = self.channels.get_mut(index as usize)?;
         let state = channel.state.on(ReceiveEvent::NotFound).ok()?;
         let at = channel.channel?;
+        let is_limit_delayed = channel.is_limit_delayed;
+        self.set_backlog(index, 0);
         // It never had anything: what was announced goes to whoever is asked next.
-        *channel = Channel { state, is_limit_delayed: channel.is_limit_delayed, ..Channel::new() };
+        *self.channels.get_mut(index as usize)? = Channel { state, is_limit_delayed, ..Channel::new() };
         self.pool.close(index, &mut self.gained);
         Some(at)
     }
@@ -318,8 +336,8 @@ impl Gate {
         let Some(channel) = self.channels.get_mut(index as usize) else { return };
         let open = channel.open.take();
         channel.channel = None;
-        channel.backlog = 0;
         channel.pending.push_back(last);
+        self.set_backlog(index, 0);
         self.list_channel(index);
         if let Some(open) = open {
             self.close_segment(open.segment);
@@ -328,10 +346,14 @@ impl Gate {
     }
 
     fn take_backlog(&mut self, index: u32, backlog: u32) {
-        if let Some(channel) = self.channels.get_mut(index as usize) {
-            channel.backlog = backlog;
-        }
+        self.set_backlog(index, backlog);
         self.pool.handle_backlog(index, backlog);
+    }
+
+    fn set_backlog(&mut self, index: u32, backlog: u32) {
+        let Some(channel) = self.channels.get_mut(index as usize) else { return };
+        let before = core::mem::replace(&mut channel.backlog, backlog);
+        self.backlogged = self.backlogged - u32::from(before > 0) + u32::from(backlog > 0);
     }
 
     fn list_channel(&mut self, index: u32) {

@@ -55,6 +55,13 @@ impl Shard {
         for (id, gate) in self.gates.table.iter() {
             self.check_gate(GateId(id), gate, &view)?;
         }
+        let urgent = self.gates.table.iter().filter(|(_, gate)| gate.wants_returns()).count();
+        ensure!(
+            urgent == self.gates.urgent as usize,
+            "gates of which nothing given back may wait are counted",
+            "{urgent}, counted {}",
+            self.gates.urgent
+        );
         self.check_lengths()
     }
 
@@ -215,6 +222,13 @@ impl Shard {
         gate.pool.check()?;
         self.check_debloating(id, gate)?;
         ensure!(gate.gained.is_empty(), "gained credit was told", "gate {id}: {:?}", gate.gained);
+        let backlogged = gate.channels.iter().filter(|channel| channel.backlog > 0).count();
+        ensure!(
+            backlogged == gate.backlogged as usize,
+            "channels with a backlog are counted",
+            "gate {id}: {backlogged}, counted {}",
+            gate.backlogged
+        );
         let mut used = vec![0_u32; gate.channels.len()];
         let mut waiting = vec![0_u64; gate.segments.len()];
         for (index, channel) in gate.channels.iter().enumerate() {

@@ -14,7 +14,9 @@ impl Shard {
     /// A consumer attached. Its channels are opened one by one with [`Self::handle_producer`].
     pub fn handle_gate(&mut self, spec: GateSpec, _now: Time) -> GateId {
         let Self { limits, gates, .. } = self;
-        GateId(gates.table.insert(Gate::new(spec, limits.segment_bytes, limits.event_window)))
+        let id = GateId(gates.table.insert(Gate::new(spec, limits.segment_bytes, limits.event_window)));
+        gates.list(id);
+        id
     }
 
     /// The client of a gate gave bytes of a segment back, in any order and any portions.
@@ -75,7 +77,7 @@ impl Shard {
         for channel in 0..state.channels.len() as u32 {
             self.fail_receiver(ReceiveKey { gate, channel }, failure.clone(), true, now);
         }
-        self.gates.table.remove(gate.0);
+        self.gates.remove(gate);
         self.notices.push_back(Notice::GateReleased(gate));
     }
 

@@ -112,6 +112,7 @@ impl Shard {
             state.control.push_back(Message::OpenChannel { channel: index, open });
         }
         self.links.list(link);
+        self.gates.list(gate);
     }
 
     fn assign_index(&mut self, key: ReceiveKey, link: LinkId) -> Result<ChannelIndex, Failure> {
@@ -266,6 +267,7 @@ impl Shard {
             link.change_index(index, IndexEvent::FailedArrived);
         }
         self.tell_gained(key.gate, now);
+        self.gates.list(key.gate);
         true
     }
 

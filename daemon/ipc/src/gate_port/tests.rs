@@ -9,6 +9,7 @@ use crate::primitive::Ordering;
 use crate::region;
 use crate::ring::Entry;
 use crate::session::{self, SessionEndpoint};
+use crate::signal::Park;
 use crate::words::Words;
 
 const LAYOUT: GateLayout = GateLayout { segments: 10, channels: 3 };
@@ -306,6 +307,34 @@ fn a_lie_in_a_cursor_is_a_fault_of_the_endpoint() {
         assert_eq!(pair.endpoint.has_priority_room(), Err(fault.clone()));
         assert_eq!(pair.endpoint.push_priority(0, &[]), Err(fault));
     }
+}
+
+#[test]
+fn slices_given_back_do_not_ring_a_daemon_that_looks_again_soon_and_events_do() {
+    let mut pair = pair();
+    for number in 0..4 {
+        pair.push(&data(number));
+    }
+    pair.push(&event(1, 7, false));
+    pair.endpoint.client_waits();
+    for _ in 0..5 {
+        pair.port.pop().unwrap().unwrap();
+    }
+    let mut back = |park, give_back: &dyn Fn(&mut GatePort)| {
+        assert!(!pair.session.park(park), "nothing is marked");
+        give_back(&mut pair.port);
+        pair.port.publish();
+        let rung = session::tests::rung(&pair.session);
+        pair.session.unpark();
+        let mut dirty = Vec::new();
+        pair.session.take_dirty(&mut dirty);
+        assert_eq!(dirty, [RING], "marked in any case");
+        rung
+    };
+    assert_eq!(back(Park::UntilRung, &|port| port.give_back_data(0, 1000).unwrap()), 1);
+    assert_eq!(back(Park::Briefly, &|port| port.give_back_data(1, 1000).unwrap()), 0);
+    assert_eq!(back(Park::Briefly, &|port| port.give_back_event(1).unwrap()), 1, "its producer may wait");
+    assert_eq!(back(Park::Briefly, &|port| port.give_back_data(2, 1000).unwrap()), 0, "the event was told");
 }
 
 #[test]

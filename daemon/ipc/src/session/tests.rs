@@ -17,7 +17,7 @@ pub(crate) fn pair() -> (SessionEndpoint, SessionPort) {
 }
 
 /// How often the doorbell was rung. Reads it, as a daemon never does.
-fn rung(endpoint: &SessionEndpoint) -> u64 {
+pub(crate) fn rung(endpoint: &SessionEndpoint) -> u64 {
     let mut count = [0; 8];
     match rustix::io::read(endpoint.doorbell_fd(), &mut count) {
         Ok(8) => u64::from_ne_bytes(count),
@@ -53,17 +53,37 @@ fn the_doorbell_is_rung_only_when_the_daemon_sleeps() {
     let (mut endpoint, port) = pair();
     port.mark(3);
     assert_eq!(rung(&endpoint), 0, "awake");
-    assert!(endpoint.park(), "a mark was there: do not sleep");
+    assert!(endpoint.park(Park::UntilRung), "a mark was there: do not sleep");
     endpoint.unpark();
     endpoint.take_dirty(&mut Vec::new());
-    assert!(!endpoint.park(), "nothing there: sleep");
+    assert!(!endpoint.park(Park::UntilRung), "nothing there: sleep");
     port.mark(3);
     port.mark(4);
     assert_eq!(rung(&endpoint), 1, "once for one sleep");
     endpoint.unpark();
     port.mark(5);
     assert_eq!(rung(&endpoint), 0, "awake");
-    assert!(endpoint.park());
+    assert!(endpoint.park(Park::UntilRung));
+}
+
+#[test]
+fn a_daemon_that_looks_again_soon_is_rung_for_all_but_returns() {
+    let (mut endpoint, port) = pair();
+    assert!(!endpoint.park(Park::Briefly));
+    port.mark_returns(3);
+    assert_eq!(rung(&endpoint), 0, "it looks by itself");
+    port.mark(4);
+    assert_eq!(rung(&endpoint), 1);
+    endpoint.unpark();
+    let mut dirty = Vec::new();
+    endpoint.take_dirty(&mut dirty);
+    assert_eq!(dirty, [3, 4], "marked all the same");
+    port.mark_returns(3);
+    assert!(endpoint.park(Park::Briefly), "a mark was there: do not sleep");
+    endpoint.take_dirty(&mut dirty);
+    assert!(!endpoint.park(Park::UntilRung));
+    port.mark_returns(3);
+    assert_eq!(rung(&endpoint), 1);
 }
 
 #[test]
@@ -106,7 +126,7 @@ fn a_client_that_turns_its_descriptors_against_the_daemon_does_not_hold_it() {
     for _ in 0..200_000 {
         endpoint.ring_client().unwrap();
     }
-    assert!(!endpoint.park());
+    assert!(!endpoint.park(Park::UntilRung));
     endpoint.unpark();
 }
 

@@ -16,6 +16,7 @@ use weir_ipc::layout::{GateLayout, PartitionLayout};
 use weir_ipc::partition_port::{PartitionEndpoint, PartitionPort};
 use weir_ipc::region::{ReceiveMapping, SendMapping};
 use weir_ipc::session::{SessionEndpoint, SessionPort};
+use weir_ipc::signal::Park;
 
 use super::client::{Consumer, Producer};
 use crate::io::fake::{FakeRing, NoticePolicy, SendPolicy};
@@ -65,7 +66,7 @@ impl Side {
     /// One turn; then, as the loop does, a park. Whether that was a sleep.
     pub(super) fn parks_when_idle(&mut self) -> bool {
         let now = Time(u64::MAX / 2);
-        if self.shard.attachments.park() {
+        if self.shard.attachments.park(Park::UntilRung) {
             self.shard.attachments.unpark();
             return false;
         }
@@ -77,7 +78,7 @@ impl Side {
 /// The two sides and everything that they reported.
 pub(super) struct World {
     pub(super) a: Side,
-    b: Side,
+    pub(super) b: Side,
     strategy: Strategy,
     now: Time,
     attachments: u64,
@@ -251,6 +252,11 @@ impl World {
     /// While held, nothing gets from one end to the other, and nobody is told.
     pub(super) fn hold_wire(&mut self, hold: bool) {
         self.is_wire_held = hold;
+    }
+
+    /// How B would sleep now.
+    pub(super) fn park_of_b(&self) -> (Park, Option<Time>) {
+        self.b.shard.plan_park(self.now)
     }
 
     pub(super) fn now_ns(&self) -> u64 {
