@@ -285,7 +285,8 @@ impl App {
     /// Waits until it has written something, or has ended.
     fn await_answer(&self) -> Result<(), String> {
         let problem = |error: rustix::io::Errno| format!("no report: {error}");
-        let limit = Timespec::try_from(self.patience).map_err(|_| "an endless wait for a report".to_owned())?;
+        let limit =
+            Timespec::try_from(self.patience).map_err(|_| "an endless wait for a report".to_owned())?;
         let mut answer = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
         match retry_on_intr(|| poll(&mut answer, Some(&limit))).map_err(problem)? {
             0 => Err(format!("a workload process has not answered for {} s", self.patience.as_secs_f64())),

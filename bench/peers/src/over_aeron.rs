@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rusteron_client::{
-    Aeron, AeronBufferClaim, AeronExclusivePublication, AeronFragmentHandlerCallback, AeronHeader,
-    AeronSubscription, BackoffIdleStrategy, Handler, Handlers, IdleStrategy,
+    Aeron, AeronBufferClaim, AeronContext, AeronExclusivePublication, AeronFragmentHandlerCallback,
+    AeronHeader, AeronSubscription, BackoffIdleStrategy, Handler, Handlers, IdleStrategy,
 };
 use rusteron_media_driver::bindings::aeron_threading_mode_enum;
 use rusteron_media_driver::{AeronDriver, AeronDriverContext};
@@ -41,6 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts a media driver, which runs as long as the process does, and connects to it. What is asked of it is answered tens of
 /// milliseconds later: streams are all asked for before the first answer is waited for.
+/// The logs are there and touched before anything moves, as the segments of Weir are: else their first round, some 200 MB at
+/// each end, would be one of page faults.
 fn connect(directory: &Path) -> Result<Aeron, String> {
     let path = directory.to_str().ok_or("a directory whose name is no text")?;
     let named = CString::new(path).map_err(text)?;
@@ -50,12 +52,18 @@ fn connect(directory: &Path) -> Result<Aeron, String> {
     let shared = aeron_threading_mode_enum::AERON_THREADING_MODE_SHARED;
     context.set_threading_mode(shared).map_err(text)?;
     context.set_term_buffer_length(TERM_BYTES).map_err(text)?;
+    context.set_term_buffer_sparse_file(false).map_err(text)?;
     context.set_mtu_length(DATAGRAM_BYTES).map_err(text)?;
     context.set_socket_so_sndbuf(SOCKET_BYTES).map_err(text)?;
     context.set_socket_so_rcvbuf(SOCKET_BYTES).map_err(text)?;
     // What was sent last is on the way when its sender has ended.
     std::mem::forget(AeronDriver::launch_embedded_guard(context, false));
-    Aeron::connect_dir(path).map_err(text)
+    let context = AeronContext::new().map_err(text)?;
+    context.set_dir(&named).map_err(text)?;
+    context.set_pre_touch_mapped_memory(true).map_err(text)?;
+    let aeron = Aeron::new(&context).map_err(text)?;
+    aeron.start().map_err(text)?;
+    Ok(aeron)
 }
 
 /// The directory of one end.

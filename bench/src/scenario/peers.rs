@@ -100,7 +100,12 @@ impl Program {
     }
 
     /// None if nothing moved in time.
-    fn try_bulk(&self, settings: &Settings, peer: Peer, record_bytes: usize) -> Result<Option<Window>, String> {
+    fn try_bulk(
+        &self,
+        settings: &Settings,
+        peer: Peer,
+        record_bytes: usize,
+    ) -> Result<Option<Window>, String> {
         let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
         let port = Some(receiver.port()?);
         let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
