@@ -6,7 +6,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -201,11 +204,15 @@ fn print_line(value: &impl Serialize) -> Result<(), String> {
     std::io::stdout().flush().map_err(|error| format!("cannot write a report: {error}"))
 }
 
+/// How long a process may take to answer, from its start on: one that makes thousands of channels takes seconds until it does.
+const ANSWER: Duration = Duration::from_secs(60);
+
 /// The bench's side of one process; it is ended with this.
 pub struct App {
     child: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
+    patience: Duration,
 }
 
 impl App {
@@ -234,7 +241,14 @@ impl App {
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a workload process has no pipes".to_owned());
         };
-        Ok(Self { child, commands, answers: BufReader::new(answers) })
+        Ok(Self { child, commands, answers: BufReader::new(answers), patience: ANSWER })
+    }
+
+    /// Waits no longer than this for an answer of it.
+    #[must_use]
+    pub fn patient_for(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The port at which it listens, if its role is one that does.
@@ -256,15 +270,28 @@ impl App {
     /// What it has moved so far.
     ///
     /// # Errors
-    /// One line, when it has ended or answers nonsense.
+    /// One line, when it has ended, does not answer in time, or answers nonsense.
     pub fn report(&mut self) -> Result<Counts, String> {
         self.command("report")?;
+        self.await_answer()?;
         let mut line = String::new();
         let read = self.answers.read_line(&mut line).map_err(|error| format!("no report: {error}"))?;
         if read == 0 {
             return Err("a workload process ended early; its error is above".to_owned());
         }
         serde_json::from_str(&line).map_err(|error| format!("a report is not JSON: {error}"))
+    }
+
+    /// Waits until it has written something, or has ended.
+    fn await_answer(&self) -> Result<(), String> {
+        let problem = |error: rustix::io::Errno| format!("no report: {error}");
+        let limit =
+            Timespec::try_from(self.patience).map_err(|_| "an endless wait for a report".to_owned())?;
+        let mut answer = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
+        match retry_on_intr(|| poll(&mut answer, Some(&limit))).map_err(problem)? {
+            0 => Err(format!("a workload process has not answered for {} s", self.patience.as_secs_f64())),
+            _ => Ok(()),
+        }
     }
 
     /// Sends one command line.
@@ -322,24 +349,29 @@ impl Drop for App {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
+pub(crate) mod tests {
     use super::*;
+
+    /// Writes a shell script that can be started at once. Another process copies it: a file that this one has open for writing
+    /// would be inherited for a moment by whatever another thread starts meanwhile, and cannot be executed until that is over.
+    pub(crate) fn write_script(path: &Path, text: &str) {
+        let draft = path.with_extension("draft");
+        std::fs::write(&draft, format!("#!/bin/sh\n{text}")).expect("a script");
+        let copied = Command::new("install").args(["-m", "755"]).arg(&draft).arg(path).status();
+        assert!(copied.expect("install").success());
+    }
 
     #[test]
     fn all_learn_of_the_end_before_the_first_one_stops() {
         let directory = tempfile::tempdir().expect("a directory");
         let (program, told) = (directory.path().join("process"), directory.path().join("told"));
-        let script = "#!/bin/sh\n\
-                      while read line; do\n\
+        let script = "while read line; do\n\
                       case $line in\n\
                       report) echo '{\"bytes\":[],\"records\":[],\"checksum\":0,\"times_ns\":[]}' ;;\n\
                       *) echo \"$line\" >>$(echo $2 | tr -d '\"') ;;\n\
                       esac\n\
                       done\n";
-        std::fs::write(&program, script).expect("a script");
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("it may run");
+        write_script(&program, script);
         let start = || App::start_program(&program, &told).expect("a process");
         end(vec![start(), start()]).expect("both answer");
         assert_eq!(std::fs::read_to_string(&told).expect("commands"), "close\nclose\nend\nend\n");

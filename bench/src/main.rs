@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use weir_bench::app;
 use weir_bench::quiet::Notes;
-use weir_bench::report::{Case, Machine, Report, SCHEMA_VERSION};
+use weir_bench::report::{Case, Machine, Report, SCHEMA_VERSION, Took};
 use weir_bench::scenario::{SCENARIOS, Scenario, Settings};
 #[cfg(feature = "ring")]
 use weir_bench::swallow;
@@ -104,18 +104,24 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let scenarios = arguments.scenarios()?;
     arguments.announce(&scenarios);
     let notes = Notes::default();
-    let mut cases = Vec::new();
+    let (mut cases, mut took) = (Vec::new(), Vec::new());
     for scenario in scenarios {
         let began = Instant::now();
         for mut case in arguments.run_scenario(scenario, &notes)? {
             scenario.name.clone_into(&mut case.scenario);
             cases.push(case);
         }
-        eprintln!("{}: done in {:.0} s", scenario.name, began.elapsed().as_secs_f64());
+        let done = Took {
+            scenario: scenario.name.to_owned(),
+            seconds: began.elapsed().as_secs_f64(),
+            expected_seconds: arguments.expected_seconds(scenario),
+        };
+        eprintln!("{}", done.line());
+        took.push(done);
     }
     let (rounds, not_run, remarks) = notes.take();
     let machine = Machine::here(arguments.congestion.as_deref());
-    let report = Report { schema_version: SCHEMA_VERSION, machine, rounds, not_run, remarks, cases };
+    let report = Report { schema_version: SCHEMA_VERSION, machine, rounds, took, not_run, remarks, cases };
     print!("{}", report.table());
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report)
@@ -151,19 +157,20 @@ impl Arguments {
         self.seconds.map_or_else(|| scenario.window(), Duration::from_secs_f64)
     }
 
+    /// About how long a scenario takes.
+    fn expected_seconds(&self, scenario: &Scenario) -> f64 {
+        let (rounds, window) = (self.rounds(scenario), self.window(scenario));
+        if self.base_program.is_some() {
+            // Each build runs its rounds one by one, with what is before and after them.
+            2.0 * f64::from(rounds) * scenario.seconds(1, window)
+        } else {
+            scenario.seconds(rounds, window)
+        }
+    }
+
     /// Says what is about to run and about how long it takes.
     fn announce(&self, scenarios: &[&Scenario]) {
-        let builds = if self.base_program.is_some() { 2.0 } else { 1.0 };
-        let seconds = |scenario: &Scenario| {
-            let (rounds, window) = (self.rounds(scenario), self.window(scenario));
-            // Each build runs its rounds one by one, with what is before and after them.
-            builds
-                * if builds > 1.0 {
-                    f64::from(rounds) * scenario.seconds(1, window)
-                } else {
-                    scenario.seconds(rounds, window)
-                }
-        };
+        let seconds = |scenario: &Scenario| self.expected_seconds(scenario);
         let each: Vec<String> = scenarios
             .iter()
             .map(|scenario| {
@@ -171,7 +178,7 @@ impl Arguments {
             })
             .collect();
         let all: f64 = scenarios.iter().map(|scenario| seconds(scenario)).sum();
-        let all = if all < 120.0 { format!("{all:.0} s") } else { format!("{:.0} min", all / 60.0) };
+        let all = if all < 120.0 { format!("{all:.0} s") } else { format!("{:.1} min", all / 60.0) };
         eprintln!("bench: about {all} on two cores: {}", each.join(", "));
     }
 

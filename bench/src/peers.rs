@@ -66,7 +66,7 @@ impl Peer {
             }
             Self::Aeron => {
                 "over UDP, a media driver of one thread at each end, publication per stream, records written in place, datagrams \
-                 of 64 KiB, logs of 3 x 1 MiB"
+                 of 64 KiB, logs of 3 x 1 MiB that are touched before"
             }
         }
     }

@@ -20,12 +20,47 @@ pub struct Report {
     pub machine: Machine,
     /// What became of the rounds of each scenario.
     pub rounds: Vec<Rounds>,
+    /// How long each scenario took, with all that is before and after its rounds.
+    pub took: Vec<Took>,
     /// What could not be measured here, and why.
     pub not_run: Vec<String>,
     /// What stands out.
     pub remarks: Vec<String>,
     /// One entry per measured case, in the order they ran.
     pub cases: Vec<Case>,
+}
+
+/// How long a scenario took, and how long it was said to take.
+#[derive(Clone, Debug, Serialize)]
+pub struct Took {
+    /// The scenario.
+    pub scenario: String,
+    /// From its start to its end.
+    pub seconds: f64,
+    /// What was expected.
+    pub expected_seconds: f64,
+}
+
+impl Took {
+    /// All of these as one.
+    fn all(parts: &[Self]) -> Self {
+        let sum = |of: fn(&Self) -> f64| parts.iter().map(of).sum();
+        Self {
+            scenario: "all".to_owned(),
+            seconds: sum(|part| part.seconds),
+            expected_seconds: sum(|part| part.expected_seconds),
+        }
+    }
+
+    /// It in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let percent = 100.0 * (self.seconds / self.expected_seconds - 1.0);
+        format!(
+            "{}: done in {:.0} s, expected {:.0} s ({percent:+.0} %)",
+            self.scenario, self.seconds, self.expected_seconds
+        )
+    }
 }
 
 /// What a run ran on, as far as it bears on the figures.
@@ -191,6 +226,11 @@ impl Report {
         for rounds in &self.rounds {
             text.push_str(&format!("{}\n", rounds.line()));
         }
+        text.push('\n');
+        let all = (self.took.len() > 1).then(|| Took::all(&self.took));
+        for took in self.took.iter().chain(&all) {
+            text.push_str(&format!("{}\n", took.line()));
+        }
         for remark in &self.remarks {
             text.push_str(&format!("{remark}\n"));
         }
@@ -214,5 +254,36 @@ fn number(value: f64) -> String {
         _ if magnitude >= 1000.0 => format!("{value:.0}"),
         _ if magnitude >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_expected_stands_beside_what_it_took() {
+        let took = |scenario: &str, seconds, expected_seconds| Took {
+            scenario: scenario.to_owned(),
+            seconds,
+            expected_seconds,
+        };
+        let mut report = Report {
+            schema_version: SCHEMA_VERSION,
+            machine: Machine::here(None),
+            rounds: Vec::new(),
+            took: vec![took("peers", 103.0, 60.0), took("idle", 9.0, 10.0)],
+            not_run: Vec::new(),
+            remarks: Vec::new(),
+            cases: Vec::new(),
+        };
+        let lines = [
+            "peers: done in 103 s, expected 60 s (+72 %)",
+            "idle: done in 9 s, expected 10 s (-10 %)",
+            "all: done in 112 s, expected 70 s (+60 %)",
+        ];
+        assert!(report.table().contains(&lines.join("\n")), "{}", report.table());
+        report.took.truncate(1);
+        assert!(!report.table().contains("all: done"), "one is all");
     }
 }

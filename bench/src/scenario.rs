@@ -153,6 +153,12 @@ impl Stream {
         }
     }
 
+    /// How many records it has read by now.
+    fn look(&mut self) -> Result<(Instant, u64), String> {
+        let read = self.consumer.report()?.records_total();
+        Ok((Instant::now(), read))
+    }
+
     /// Sets how many records a second each consumer takes; 0: none, it stands still.
     fn set_pace(&mut self, records_per_second: &[u64]) -> Result<(), String> {
         for (consumer, rate) in records_per_second.iter().enumerate() {
@@ -208,6 +214,19 @@ impl Window {
     fn cpu_seconds_per_gigabyte(&self) -> f64 {
         self.cpu_seconds.iter().sum::<f64>() / self.gigabytes()
     }
+}
+
+/// Records a second that each of these streams reads, watched for `length` all at once: for those that keep a pace by sleeping, so
+/// that none takes anything from another.
+fn watch_rates(streams: &mut [Stream], length: Duration) -> Result<Vec<f64>, String> {
+    let looks: Result<Vec<(Instant, u64)>, String> = streams.iter_mut().map(Stream::look).collect();
+    let before = looks?;
+    std::thread::sleep(length);
+    let rate = |(stream, (began, before)): (&mut Stream, (Instant, u64))| {
+        let (ended, after) = stream.look()?;
+        Ok((after - before) as f64 / (ended - began).as_secs_f64())
+    };
+    streams.iter_mut().zip(before).map(rate).collect()
 }
 
 /// Watches `reader` for `length`; CPU time is that of `pids`.

@@ -317,6 +317,8 @@ pub struct Node {
     /// The one that accepts clients. It goes on through a drain, so that who comes then is told why it is not let in; not
     /// where the socket is kept for the next daemon: who comes then waits in its queue.
     reception: JoinSet<()>,
+    /// Those that look after something until the node ends: nobody waits for them.
+    keepers: JoinSet<()>,
 }
 
 impl Node {
@@ -394,6 +396,7 @@ impl Node {
             tasks: JoinSet::new(),
             acceptors: JoinSet::new(),
             reception: JoinSet::new(),
+            keepers: JoinSet::new(),
             started: Instant::now(),
             events: events.clone(),
             options,
@@ -424,9 +427,9 @@ impl Node {
             self.acceptors.spawn(collect_stalls(self.options.observer.clone()));
         }
         self.watch_regions();
-        self.tasks.spawn(sample_load(self.shards.clone(), self.events.clone()));
-        self.tasks.spawn(tasks_times::read(self.events.clone()));
-        self.tasks.spawn(keep_places(self.options.placement.clone()));
+        self.keepers.spawn(sample_load(self.shards.clone(), self.events.clone()));
+        self.keepers.spawn(tasks_times::read(self.events.clone()));
+        self.keepers.spawn(keep_places(self.options.placement.clone()));
     }
 
     /// Where links from other nodes are accepted.

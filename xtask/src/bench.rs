@@ -3,10 +3,13 @@
 //! Other libraries that Weir is compared with are built only when they are to be measured, by a workspace of their own; and
 //! another revision in a work tree of its own.
 
+mod base;
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::process::{self, Outcome};
+use base::Base;
 
 /// Measures; what is not taken here is the program's.
 #[derive(clap::Args)]
@@ -68,15 +71,26 @@ impl Request {
 /// Builds, then measures.
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let request = Request::of(&arguments.rest)?;
+    let find = |revision: &String| Base::find(&process::root(), &target().join("base"), revision);
+    let base = request.base.as_ref().map(find).transpose()?;
     build(&process::root(), &target())?;
     if request.needs_peers {
         build_peers(&process::root(), &target());
     }
     let mut program = process::command(process::release_directory().join("weir-bench"));
     program.args(&request.rest);
-    if let Some(revision) = &request.base {
-        let base = build_base(revision, request.needs_peers)?;
-        program.arg("--base-program").arg(base).args(["--base-name", revision]);
+    if let Some(base) = &base {
+        if base::has_changes(&process::root()) {
+            println!("bench: this work tree has changes that are not committed; they are measured");
+        }
+        let built = base.build(|tree, target| {
+            build(tree, target)?;
+            if request.needs_peers {
+                build_peers(tree, target);
+            }
+            Ok(())
+        })?;
+        program.arg("--base-program").arg(built).args(["--base-name", &base.name()]);
     }
     process::run(&mut program)
 }
@@ -177,42 +191,6 @@ fn cmake_version(told: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Builds another revision, in a work tree and a target directory that the next one uses again; where its bench is.
-fn build_base(revision: &str, needs_peers: bool) -> Result<PathBuf, String> {
-    let place = target().join("base");
-    let (tree, target) = (place.join("tree"), place.join("target"));
-    let commit = commit_of(revision)?;
-    if tree.join(".git").exists() {
-        process::run(
-            process::command("git")
-                .current_dir(&tree)
-                .args(["checkout", "--quiet", "--force", "--detach", &commit]),
-        )?;
-    } else {
-        // One whose directory was removed is still known to git.
-        process::run(process::command("git").args(["worktree", "prune"]))?;
-        process::run(
-            process::command("git").args(["worktree", "add", "--quiet", "--detach"]).arg(&tree).arg(&commit),
-        )?;
-    }
-    println!("bench: building {revision} ({commit}) in {}; the first time takes minutes", tree.display());
-    build(&tree, &target)?;
-    if needs_peers {
-        build_peers(&tree, &target);
-    }
-    Ok(target.join("release/weir-bench"))
-}
-
-fn commit_of(revision: &str) -> Result<String, String> {
-    let mut git = process::command("git");
-    git.args(["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")]);
-    let output = git.output().map_err(|error| format!("cannot start git: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("--base {revision}: there is no such revision"));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,6 +237,5 @@ mod tests {
             );
         }
         assert!(request("--scenario idle --base").is_err());
-        assert!(commit_of("no-such-revision").is_err_and(|problem| problem.contains("no-such-revision")));
     }
 }

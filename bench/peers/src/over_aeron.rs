@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rusteron_client::{
-    Aeron, AeronBufferClaim, AeronExclusivePublication, AeronFragmentHandlerCallback, AeronHeader,
-    AeronSubscription, BackoffIdleStrategy, Handler, Handlers, IdleStrategy,
+    Aeron, AeronBufferClaim, AeronContext, AeronExclusivePublication, AeronFragmentHandlerCallback,
+    AeronHeader, AeronSubscription, BackoffIdleStrategy, Handler, Handlers, IdleStrategy,
 };
 use rusteron_media_driver::bindings::aeron_threading_mode_enum;
 use rusteron_media_driver::{AeronDriver, AeronDriverContext};
@@ -39,7 +39,10 @@ const FRAGMENTS: usize = 64;
 /// Longest wait for a media driver's answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Starts a media driver, which runs as long as the process does, and connects to it.
+/// Starts a media driver, which runs as long as the process does, and connects to it. What is asked of it is answered tens of
+/// milliseconds later: streams are all asked for before the first answer is waited for.
+/// The logs are there and touched before anything moves, as the segments of Weir are: else their first round, some 200 MB at
+/// each end, would be one of page faults.
 fn connect(directory: &Path) -> Result<Aeron, String> {
     let path = directory.to_str().ok_or("a directory whose name is no text")?;
     let named = CString::new(path).map_err(text)?;
@@ -49,12 +52,18 @@ fn connect(directory: &Path) -> Result<Aeron, String> {
     let shared = aeron_threading_mode_enum::AERON_THREADING_MODE_SHARED;
     context.set_threading_mode(shared).map_err(text)?;
     context.set_term_buffer_length(TERM_BYTES).map_err(text)?;
+    context.set_term_buffer_sparse_file(false).map_err(text)?;
     context.set_mtu_length(DATAGRAM_BYTES).map_err(text)?;
     context.set_socket_so_sndbuf(SOCKET_BYTES).map_err(text)?;
     context.set_socket_so_rcvbuf(SOCKET_BYTES).map_err(text)?;
     // What was sent last is on the way when its sender has ended.
     std::mem::forget(AeronDriver::launch_embedded_guard(context, false));
-    Aeron::connect_dir(path).map_err(text)
+    let context = AeronContext::new().map_err(text)?;
+    context.set_dir(&named).map_err(text)?;
+    context.set_pre_touch_mapped_memory(true).map_err(text)?;
+    let aeron = Aeron::new(&context).map_err(text)?;
+    aeron.start().map_err(text)?;
+    Ok(aeron)
 }
 
 /// The directory of one end.
@@ -132,9 +141,11 @@ pub(crate) fn send(options: Options, board: &Arc<Board>) -> Result<(), String> {
     spawn_worker("Aeron sender", Arc::clone(board), move |board| {
         // Of this thread alone.
         let aeron = connect(&directory(&options, "send"))?;
+        let to = channel(port)?;
+        let asked = streams(&options).map(|stream| aeron.async_add_exclusive_publication(&to, stream));
+        let asked = asked.collect::<Result<Vec<_>, _>>().map_err(text)?;
         let mut senders = Vec::new();
-        for stream in streams(&options) {
-            let asked = aeron.async_add_exclusive_publication(&channel(port)?, stream).map_err(text)?;
+        for asked in asked {
             senders.push(Stream {
                 publication: asked.poll_blocking(PATIENCE).map_err(text)?,
                 records: Messages::new(&of_streams, &options),
@@ -218,14 +229,13 @@ fn subscribe(options: &Options) -> Result<(u16, Vec<AeronSubscription>), String>
     // The media driver opens it itself: one that is free now.
     let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     let port = free.map_err(text)?.port();
-    let mut subscriptions = Vec::new();
-    for stream in streams(options) {
-        let asked = aeron
-            .async_add_subscription(&channel(port)?, stream, Handlers::NONE, Handlers::NONE)
-            .map_err(text)?;
-        subscriptions.push(asked.poll_blocking(PATIENCE).map_err(text)?);
-    }
-    Ok((port, subscriptions))
+    let on = channel(port)?;
+    let asked = streams(options)
+        .map(|stream| aeron.async_add_subscription(&on, stream, Handlers::NONE, Handlers::NONE))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(text)?;
+    let subscriptions = asked.into_iter().map(|asked| asked.poll_blocking(PATIENCE).map_err(text));
+    Ok((port, subscriptions.collect::<Result<Vec<_>, _>>()?))
 }
 
 fn text(error: impl ToString) -> String {

@@ -250,6 +250,7 @@ mod tests {
             schema_version: super::super::SCHEMA_VERSION,
             machine: Machine::here(None),
             rounds: Vec::new(),
+            took: Vec::new(),
             not_run: vec!["a <peer>".to_owned()],
             remarks: Vec::new(),
             cases,

@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, Stream, Window, Workload};
+use super::{Settings, Stream, WARM_UP, Window, Workload};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const CHANNELS: u32 = 16;
@@ -35,8 +35,11 @@ const PLATEAU: Duration = Duration::from_secs(6);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a consumer that stood still takes all it can before it is watched: a step up is believed within two seconds.
-const SETTLE: Duration = Duration::from_millis(2_500);
+/// Once what is wanted has been the same for so long, five measurements of a gate, it follows the consumer as it is now.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// Longest time in which a slow consumer may take what was granted to it before it was slow.
+const DRAIN: Duration = Duration::from_secs(60);
 
 /// Steps take their time: no more rounds of them than this.
 const STEP_ROUNDS: u32 = 2;
@@ -76,8 +79,7 @@ fn slow(settings: &Settings) -> Result<Case, String> {
     for stream in &mut streams {
         stream.set_pace(&[SLOW])?;
     }
-    // What was granted to a consumer that was not slow yet has to be consumed.
-    sleep(Duration::from_secs(10));
+    await_consumed(&cluster, "slow-with")?;
     let rounds = settings.every_round("debloat, a slow consumer", |_| {
         let windows: Result<Vec<Window>, String> =
             streams.iter_mut().map(|stream| stream.watch(&cluster, settings.window)).collect();
@@ -105,6 +107,40 @@ fn slow(settings: &Settings) -> Result<Case, String> {
     Ok(case)
 }
 
+/// Waits until no more is in flight to a slow consumer than is wanted: what was granted to it before it was slow is consumed.
+fn await_consumed(cluster: &Cluster, exchange: &str) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        let wanted = debloat_number(&cluster.ask(cluster.b(), "channels")?, exchange, "wanted_bytes");
+        let bytes = in_flight(&cluster.ask(cluster.a(), "channels")?, exchange);
+        if wanted.is_some_and(|wanted| bytes <= wanted) {
+            return Ok(());
+        }
+        if began.elapsed() > DRAIN {
+            return Err(format!(
+                "{exchange}: {bytes} B in flight after {} s; wanted: {wanted:?}",
+                DRAIN.as_secs()
+            ));
+        }
+        sleep(LOOK);
+    }
+}
+
+/// Waits until what is wanted for an exchange stays as it is, or for as long as a step may be followed: that one that does not
+/// settle is slower is for its figures to say.
+fn await_steady(cluster: &Cluster, exchange: &str) -> Result<(), String> {
+    let began = Instant::now();
+    let (mut wanted, mut since) = (None, began);
+    while since.elapsed() < STEADY && began.elapsed() < FOLLOW {
+        let found = debloat_number(&cluster.ask(cluster.b(), "channels")?, exchange, "wanted_bytes");
+        if found != wanted {
+            (wanted, since) = (found, Instant::now());
+        }
+        sleep(LOOK);
+    }
+    Ok(())
+}
+
 fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let mut streams = both(&cluster, "fast", record_bytes)?;
@@ -115,7 +151,10 @@ fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
                 if is_with { (&mut *with, &mut *without) } else { (&mut *without, &mut *with) };
             other.set_pace(&[0])?;
             stream.set_pace(&[u64::from(u32::MAX)])?;
-            sleep(SETTLE);
+            sleep(WARM_UP);
+            if is_with {
+                await_steady(&cluster, "fast-with")?;
+            }
             stream.watch(&cluster, settings.window)
         };
         // One at a time; who is first takes turns.

@@ -1,6 +1,7 @@
 //! What a hot key costs, and what helps: not more consumers, but a salt.
 //!
-//! Consumers keep a pace by sleeping, so that what they can take is known exactly and the CPU is not what limits them.
+//! Consumers keep a pace by sleeping, so that what they can take is known exactly and the CPU is not what limits them: all ways are
+//! measured at once, each with an exchange of its own.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, Workload};
+use super::{Settings, Stream, Workload, watch_rates};
 
 const RECORD_BYTES: usize = 4096;
 const MEMORY_BYTES: u64 = 1 << 30;
@@ -37,11 +38,11 @@ const WAYS: [Way; 4] = [
     Way { name: "hot_key_8_consumers_salt_8", consumers: 8, hot_key_percent: HOT_PERCENT, salt: 8 },
 ];
 
-/// Each round: every way once.
+/// Each round: all ways.
 pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
     let cluster = Cluster::start(&settings.cluster(MEMORY_BYTES))?;
     let rounds = settings.every_round("hash-skew", |round| {
-        let mut rates = Vec::new();
+        let mut streams = Vec::new();
         for way in &WAYS {
             let layout = Layout::Spread { producers: 1, consumers: way.consumers };
             let mut workload = Workload::new(format!("{}-{round}", way.name), layout, RECORD_BYTES);
@@ -49,10 +50,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
             workload.hot_key_percent = way.hot_key_percent;
             let mut stream = workload.start(cluster.a(), cluster.b())?;
             stream.set_pace(&vec![PACE; way.consumers as usize])?;
-            std::thread::sleep(SETTLE);
-            rates.push(stream.watch(&cluster, settings.window)?.records_per_second());
-            stream.end()?;
+            streams.push(stream);
         }
+        std::thread::sleep(SETTLE);
+        let rates = watch_rates(&mut streams, settings.window)?;
+        streams.into_iter().try_for_each(Stream::end)?;
         Ok(rates)
     })?;
     let mut case = Case::new(format!(

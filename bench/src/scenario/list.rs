@@ -63,7 +63,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: throughput::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 17, beside: 14.0, once: 1.0 },
+        time: Time { windows: 17, beside: 16.0, once: 0.5 },
     },
     Scenario {
         name: "local",
@@ -71,7 +71,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: local::run,
         rounds: 5,
         window_ms: 500,
-        time: Time { windows: 6, beside: 3.0, once: 1.0 },
+        time: Time { windows: 6, beside: 2.5, once: 0.5 },
     },
     Scenario {
         name: "peers",
@@ -79,7 +79,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: peers::run,
         rounds: 3,
         window_ms: 400,
-        time: Time { windows: 23, beside: 10.5, once: 1.0 },
+        time: Time { windows: 23, beside: 14.5, once: 0.5 },
     },
     Scenario {
         name: "peers-latency",
@@ -87,7 +87,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: peers::run_latency,
         rounds: 3,
         window_ms: 800,
-        time: Time { windows: 8, beside: 4.0, once: 1.0 },
+        time: Time { windows: 8, beside: 3.3, once: 0.5 },
     },
     Scenario {
         name: "isolation",
@@ -95,7 +95,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: isolation::run,
         rounds: 5,
         window_ms: 500,
-        time: Time { windows: 2, beside: 0.8, once: 2.0 },
+        time: Time { windows: 2, beside: 0.9, once: 1.0 },
     },
     Scenario {
         name: "scale",
@@ -103,7 +103,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: scale::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 7, beside: 16.0, once: 0.0 },
+        time: Time { windows: 7, beside: 10.8, once: 0.0 },
     },
     Scenario {
         name: "idle",
@@ -111,7 +111,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: idle::run,
         rounds: 3,
         window_ms: 2000,
-        time: Time { windows: 1, beside: 0.0, once: 4.0 },
+        time: Time { windows: 1, beside: 0.1, once: 3.0 },
     },
     Scenario {
         name: "latency",
@@ -119,7 +119,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: latency::run,
         rounds: 3,
         window_ms: 800,
-        time: Time { windows: 13, beside: 6.0, once: 1.0 },
+        time: Time { windows: 13, beside: 5.4, once: 0.5 },
     },
     Scenario {
         name: "trickle",
@@ -127,7 +127,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: trickle::run,
         rounds: 3,
         window_ms: 4000,
-        time: Time { windows: 2, beside: 0.6, once: 1.0 },
+        time: Time { windows: 2, beside: 0.5, once: 0.7 },
     },
     Scenario {
         name: "priority",
@@ -135,7 +135,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: priority::run,
         rounds: 3,
         window_ms: 2000,
-        time: Time { windows: 3, beside: 3.0, once: 1.0 },
+        time: Time { windows: 3, beside: 2.5, once: 0.8 },
     },
     Scenario {
         name: "rebalance",
@@ -143,7 +143,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: rebalance::run,
         rounds: 3,
         window_ms: 700,
-        time: Time { windows: 15, beside: 14.0, once: 1.0 },
+        time: Time { windows: 5, beside: 5.4, once: 0.5 },
     },
     Scenario {
         name: "selection",
@@ -151,7 +151,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: selection::run,
         rounds: 5,
         window_ms: 0,
-        time: Time { windows: 0, beside: 0.6, once: 0.0 },
+        time: Time { windows: 0, beside: 0.2, once: 0.0 },
     },
     Scenario {
         name: "hash-skew",
@@ -159,7 +159,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: hash_skew::run,
         rounds: 3,
         window_ms: 700,
-        time: Time { windows: 4, beside: 3.2, once: 1.0 },
+        time: Time { windows: 1, beside: 0.9, once: 0.5 },
     },
     Scenario {
         name: "resume",
@@ -167,7 +167,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: resume::run,
         rounds: 3,
         window_ms: 700,
-        time: Time { windows: 3, beside: 9.5, once: 2.0 },
+        time: Time { windows: 3, beside: 9.4, once: 1.8 },
     },
     Scenario {
         name: "debloat",
@@ -175,7 +175,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: debloat::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 8, beside: 22.0, once: 12.0 },
+        time: Time { windows: 6, beside: 13.9, once: 11.5 },
     },
     Scenario {
         name: "probes",
@@ -183,7 +183,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: probes::run,
         rounds: 3,
         window_ms: 700,
-        time: Time { windows: 2, beside: 5.0, once: 1.0 },
+        time: Time { windows: 2, beside: 3.2, once: 0.3 },
     },
     Scenario {
         name: "zero-copy",
@@ -191,7 +191,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: zero_copy::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 6, beside: 12.0, once: 2.0 },
+        time: Time { windows: 6, beside: 4.3, once: 0.3 },
     },
     Scenario {
         name: "scrape",
@@ -199,7 +199,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: scrape::run,
         rounds: 3,
         window_ms: 0,
-        time: Time { windows: 0, beside: 2.0, once: 6.0 },
+        time: Time { windows: 0, beside: 0.7, once: 0.9 },
     },
 ];
 

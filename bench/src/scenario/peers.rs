@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -16,7 +16,7 @@ use super::latency::{
     EVERY_NS, OPEN_LOOP_BYTES, Times, microseconds, open_loop_tcp, open_loop_weir, percentiles,
 };
 use super::throughput::{blast, weir};
-use super::{OPENING, OPENING_LOOK, Settings, WARM_UP, Window};
+use super::{OPENING_LOOK, Settings, WARM_UP, Window};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 const STREAMS: u32 = 64;
@@ -33,11 +33,19 @@ const OPEN_LOOP_STREAMS: [u32; 2] = [1, 16];
 /// Peers with an open loop.
 const OPEN_LOOP_PEERS: [Peer; 2] = [Peer::ZeroMq, Peer::Tonic];
 
+/// How long a process of a peer may take to answer.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// How long the streams of a peer may take to carry their first bytes.
+const OPENING: Duration = Duration::from_secs(20);
+
 /// The program that the other libraries are built into, and which of them are.
 struct Program {
     path: PathBuf,
     peers: Vec<Peer>,
     directory: TempDir,
+    answer: Duration,
+    opening: Duration,
 }
 
 impl Program {
@@ -62,7 +70,7 @@ impl Program {
         }
         let peers = wanted.iter().copied().filter(is_there).collect();
         let directory = directory().map_err(|error| format!("no directory for the peers: {error}"))?;
-        Ok(Some(Self { path, peers, directory }))
+        Ok(Some(Self { path, peers, directory, answer: ANSWER, opening: OPENING }))
     }
 
     fn start(
@@ -76,30 +84,44 @@ impl Program {
         let directory = self.directory.path().to_owned();
         let options =
             Options { peer, part, streams, record_bytes, records_per_stream: None, port, directory };
-        App::start_program(&self.path, &options)
+        Ok(App::start_program(&self.path, &options)?.patient_for(self.answer))
     }
 
     /// One window of the bulk job. A receiver takes one connection, and its port may be one that a daemon of somebody else
     /// still dials: then it is started once more.
     fn bulk(&self, settings: &Settings, peer: Peer, record_bytes: usize) -> Result<Window, String> {
+        let named = |problem: String| format!("{}: {problem}", peer.name());
         for _ in 0..2 {
-            let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
-            let port = Some(receiver.port()?);
-            let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
-            // Some take longer to find each other than others.
-            let began = Instant::now();
-            while receiver.report()?.bytes_total() == 0 && began.elapsed() < OPENING {
-                std::thread::sleep(OPENING_LOOK);
-            }
-            std::thread::sleep(WARM_UP);
-            let pids = [sender.pid(), receiver.pid()];
-            let window = super::watch(&mut receiver, &pids, settings.window)?;
-            app::end(vec![sender, receiver])?;
-            if window.counts.bytes_total() > 0 {
+            if let Some(window) = self.try_bulk(settings, peer, record_bytes).map_err(named)? {
                 return Ok(window);
             }
         }
-        Err(format!("nothing moved over {}; its error is above", peer.name()))
+        Err(named(format!("nothing moved within {} s, twice", self.opening.as_secs_f64())))
+    }
+
+    /// None if nothing moved in time.
+    fn try_bulk(
+        &self,
+        settings: &Settings,
+        peer: Peer,
+        record_bytes: usize,
+    ) -> Result<Option<Window>, String> {
+        let mut receiver = self.start(peer, Part::Receive, STREAMS, record_bytes, None)?;
+        let port = Some(receiver.port()?);
+        let sender = self.start(peer, Part::Send, STREAMS, record_bytes, port)?;
+        // Some take longer to find each other than others.
+        let began = Instant::now();
+        while receiver.report()?.bytes_total() == 0 {
+            if began.elapsed() > self.opening {
+                return Ok(None);
+            }
+            std::thread::sleep(OPENING_LOOK);
+        }
+        std::thread::sleep(WARM_UP);
+        let pids = [sender.pid(), receiver.pid()];
+        let window = super::watch(&mut receiver, &pids, settings.window)?;
+        app::end(vec![sender, receiver])?;
+        Ok((window.counts.bytes_total() > 0).then_some(window))
     }
 
     /// The delays of one window of the open loop.
@@ -232,4 +254,73 @@ fn open_loop_case(streams: u32, name: &str, times: &[Times], weir: Option<&[Time
         case.figure(&format!("{what}_of_weir_over_this"), ratio.map(|(weir, other)| weir / other));
     }
     case
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::tests::write_script;
+    use crate::quiet::Notes;
+
+    /// A peer that is this shell script, in which `receive` and `send` are what its processes do; `tell RECORDS BYTES` answers.
+    fn program(receive: &str, send: &str) -> Program {
+        let directory = TempDir::new().expect("a directory");
+        let path = directory.path().join("peer");
+        let script = format!(
+            "cd {}\n\
+             tell() {{ echo \"{{\\\"bytes\\\":[$2,0],\\\"records\\\":[$1,7],\\\"checksum\\\":0,\\\"times_ns\\\":[]}}\"; }}\n\
+             case $2 in\n\
+             *Receive*) echo receiver >>started; {receive} ;;\n\
+             *) echo sender >>started; {send} ;;\n\
+             esac\n",
+            directory.path().display()
+        );
+        write_script(&path, &script);
+        Program { path, peers: vec![Peer::Tokio], directory, answer: PATIENCE, opening: PATIENCE }
+    }
+
+    /// What the processes of the peer left in a file of its directory.
+    fn left(program: &Program, name: &str) -> String {
+        std::fs::read_to_string(program.directory.path().join(name)).unwrap_or_default()
+    }
+
+    fn settings() -> Settings {
+        let window = Duration::from_millis(1);
+        Settings { rounds: 1, window, shards: 1, congestion: None, notes: Notes::default() }
+    }
+
+    const ANSWERS: &str = "while read line; do tell 0 0; done";
+
+    /// Longer than anything takes on a machine that is busy.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_peer_that_opens_late_is_waited_for() {
+        // It moves 3 records of 100 B from one answer to the next, but nothing before the 50th: so often it is asked only by one
+        // who waits.
+        let late = "at=0; while read line; do at=$((at + 1)); over=$((at > 50 ? at - 50 : 0)); \
+                    tell $((over * 3)) $((over * 300)); done";
+        let program = program(late, ANSWERS);
+        let window = program.bulk(&settings(), Peer::Tokio, 100).expect("it opens");
+        assert_eq!((window.counts.bytes_total(), window.counts.records_total()), (300, 3));
+        assert_eq!(left(&program, "started"), "receiver\nsender\n", "once");
+    }
+
+    #[test]
+    fn a_peer_that_never_opens_is_named() {
+        let program = Program { opening: Duration::from_millis(20), ..program(ANSWERS, ANSWERS) };
+        let problem = program.bulk(&settings(), Peer::Tokio, 100).expect_err("it does not open");
+        assert_eq!(problem, "tokio: nothing moved within 0.02 s, twice");
+        assert_eq!(left(&program, "started").matches("receiver").count(), 2);
+    }
+
+    #[test]
+    fn a_peer_that_does_not_answer_is_named() {
+        let silent = Program { answer: Duration::from_millis(20), ..program("exec sleep 1000", ANSWERS) };
+        let problem = silent.bulk(&settings(), Peer::Tokio, 100).expect_err("it does not answer");
+        assert_eq!(problem, "tokio: a workload process has not answered for 0.02 s");
+        let problem = program("exit 0", ANSWERS).bulk(&settings(), Peer::Tokio, 100);
+        let problem = problem.expect_err("it has ended");
+        assert!(problem.starts_with("tokio: a workload process ended early"), "{problem}");
+    }
 }

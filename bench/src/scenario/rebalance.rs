@@ -1,6 +1,7 @@
 //! What a slow consumer costs the others when consumers are interchangeable, by how the producer chooses.
 //!
-//! Consumers keep a pace by sleeping, so that what they can take is known exactly and the CPU is not what limits them.
+//! Consumers keep a pace by sleeping, so that what they can take is known exactly and the CPU is not what limits them: the choices
+//! are measured at once, each with an exchange of its own.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::pipeline::Layout;
 use crate::report::Case;
 
-use super::{Settings, Stream, Workload};
+use super::{Settings, Stream, Workload, watch_rates};
 
 const CONSUMERS: u32 = 8;
 const RECORD_BYTES: usize = 4096;
@@ -71,10 +72,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Case>, String> {
         // Of each skew and choice: the share of what all consumers can take.
         let mut shares = [[0.0; CHOICES.len()]; SKEWS.len()];
         for (skew, shares) in SKEWS.iter().zip(&mut shares) {
-            for ((name, choice), share) in CHOICES.into_iter().zip(shares) {
-                let exchange = format!("{name}-{}-{}-{round}", skew.producers, skew.slow_pace);
-                *share = measure(settings, &cluster, exchange, skew, choice)?;
-            }
+            *shares = measure(settings, &cluster, round, skew)?;
         }
         Ok((shares, recovery(&cluster, round)?))
     })?;
@@ -110,21 +108,27 @@ fn start(cluster: &Cluster, exchange: String, producers: u32, choice: Choice) ->
     workload.start(cluster.a(), cluster.b())
 }
 
-/// Of what the consumers can take, the share that they were given.
+/// Of what the consumers can take, the share that each choice gave them.
 fn measure(
     settings: &Settings,
     cluster: &Cluster,
-    exchange: String,
+    round: u32,
     skew: &Skew,
-    choice: Choice,
-) -> Result<f64, String> {
-    let mut stream = start(cluster, exchange, skew.producers, choice)?;
-    stream.set_pace(&skew.paces())?;
+) -> Result<[f64; CHOICES.len()], String> {
+    let mut streams = Vec::new();
+    for (name, choice) in CHOICES {
+        let exchange = format!("{name}-{}-{}-{round}", skew.producers, skew.slow_pace);
+        let mut stream = start(cluster, exchange, skew.producers, choice)?;
+        stream.set_pace(&skew.paces())?;
+        streams.push(stream);
+    }
     std::thread::sleep(SETTLE);
-    let window = stream.watch(cluster, settings.window)?;
-    stream.end()?;
+    let rates = watch_rates(&mut streams, settings.window)?;
+    streams.into_iter().try_for_each(Stream::end)?;
     let can_take: u64 = skew.paces().iter().sum();
-    Ok(window.records_per_second() / can_take as f64)
+    let mut shares = [0.0; CHOICES.len()];
+    shares.iter_mut().zip(rates).for_each(|(share, rate)| *share = rate / can_take as f64);
+    Ok(shares)
 }
 
 /// Milliseconds from the moment when a slow consumer takes its pace again until it is given it.

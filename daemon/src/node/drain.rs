@@ -17,7 +17,7 @@ use crate::control::snapshot::MemoryReport;
 use crate::shard::mailbox::ToShard;
 
 /// How long the last words may take to be written.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A drain that has begun.
 #[derive(Debug)]
@@ -73,6 +73,7 @@ impl Node {
     pub(super) async fn say_goodbye(mut self) {
         self.acceptors.abort_all();
         self.reception.abort_all();
+        self.keepers.abort_all();
         self.inbox.close();
         self.detach_all();
         self.peers.close_all(&Self::stopping());

@@ -80,6 +80,18 @@ async fn a_drain_that_takes_too_long_ends_anyway() {
     assert_eq!(patiently("the end", a.end).await.unwrap(), NodeEnd::DrainTimeout);
 }
 
+/// Time goes on only while nobody has anything to do, so what passes here was waited for.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_nobody_to_tell_does_not_wait() {
+    let mut a = TestNode::start(options("a"), 1);
+    a.handle.drain().await;
+    assert!(matches!(a.shards[0].next().await, ToShard::Drain));
+    a.to_node.send(ToNode::Drained { shard: 0 }).unwrap();
+    let began = tokio::time::Instant::now();
+    assert_eq!(patiently("the end", a.end).await.unwrap(), NodeEnd::Drained);
+    assert!(began.elapsed() < drain::FAREWELL_TIMEOUT, "{:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn a_shard_that_fails_ends_the_node() {
     let a = TestNode::start(options("a"), 1);
