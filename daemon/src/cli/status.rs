@@ -87,6 +87,7 @@ mod tests {
             shards_missing: Vec::new(),
             capabilities_given_up: Vec::new(),
             hooks: Vec::new(),
+            zero_copy: None,
         };
         assert_eq!(
             text(&report),

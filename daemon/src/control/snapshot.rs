@@ -18,6 +18,7 @@ use super::stalls::{StallsReport, WaitReport};
 use super::tasks::TasksReport;
 use super::zero_copy::{RegisteredRow, ZeroCopyRow};
 use crate::exit::Problem;
+use crate::link::zero_copy::ZeroCopySetting;
 
 /// Version of the answers' form.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -112,6 +113,9 @@ pub struct StatusReport {
     /// What became of each hook of the kernel probes when the daemon started; none without probes, as the line `probes` says.
     #[serde(default)]
     pub hooks: Vec<HookRow>,
+    /// What holds for zero-copy sends of all links, as found when the daemon started; `null` if no shard answers.
+    #[serde(default)]
+    pub zero_copy: Option<ZeroCopySetting>,
 }
 
 /// One hook of the kernel probes.

@@ -225,15 +225,18 @@ pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));
     rows.extend(places::rows(&facts.places, config));
-    rows.extend(said(facts));
+    rows.extend(said(facts, &rows));
     rows
 }
 
 /// What the daemon that runs calls DEGRADED and no row is about: what only shows at work, such as memory that may not be locked.
-fn said(facts: &Facts) -> Vec<Row> {
+/// What a row says already is not said twice.
+fn said(facts: &Facts, rows: &[Row]) -> Vec<Row> {
+    let accounting = rows.iter().find(|row| row.name == rings::ACCOUNTING).map(|row| row.found.as_str());
     let lines = facts.said.iter().flat_map(|said| &said.subsystems);
     let lines =
         lines.filter(|line| line.state == Health::Degraded && ONLY_SAID.contains(&line.name.as_str()));
+    let lines = lines.filter(|line| line.name != "zero copy" || line.reason.as_deref() != accounting);
     lines.map(|line| Row::said(line, "OK, as `weir status` has it", "see `weir status`")).collect()
 }
 
@@ -259,18 +262,14 @@ mod tests {
     use super::*;
     use crate::control::snapshot::{MemoryReport, ShardRow};
     use crate::io::probe::Level;
+    use crate::link::zero_copy::ZeroCopySetting;
 
     fn row(state: State) -> Row {
         Row::new("x", "y", "z").in_state(state, "", "")
     }
 
-    #[test]
-    fn a_daemon_that_runs_has_the_shards_that_it_says() {
-        let files = [("/proc/7/status", process::tests::STATUS), ("/proc/7/limits", process::tests::LIMITS)];
-        let (_directory, root) = crate::root::machine(&files);
-        let config = Config::default();
-        let process = ProcessFacts::read(&root, "7");
-        let said = |missing| StatusReport {
+    pub(in crate::doctor) fn said(missing: Vec<u16>) -> StatusReport {
+        StatusReport {
             schema_version: 1,
             node: "a".into(),
             version: "1".into(),
@@ -284,10 +283,19 @@ mod tests {
             shards_missing: missing,
             capabilities_given_up: Vec::new(),
             hooks: Vec::new(),
-        };
+            zero_copy: None,
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_runs_has_the_shards_that_it_says() {
+        let files = [("/proc/7/status", process::tests::STATUS), ("/proc/7/limits", process::tests::LIMITS)];
+        let (_directory, root) = crate::root::machine(&files);
+        let config = Config::default();
+        let process = ProcessFacts::read(&root, "7");
         let mut facts = Facts {
             kernel: KernelFacts::read(&root, "6.1.0".into()),
-            rings: RingFacts { allowed: Level::Full, tried: Vec::new(), accounting: None },
+            rings: RingFacts { allowed: Level::Full, tried: Vec::new(), zero_copy: ZeroCopySetting::never() },
             processors: ProcessorFacts::read(&root, "7", &process),
             process,
             memory: MemoryFacts::read(&root, "7"),

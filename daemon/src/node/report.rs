@@ -158,6 +158,7 @@ impl NodeReport {
             shards_missing: missing,
             capabilities_given_up: facts.privileges.given_up.iter().map(ToString::to_string).collect(),
             hooks: facts.hooks.clone(),
+            zero_copy: self.shards.first().map(|shard| shard.zero_copy.setting.clone()),
         }
     }
 

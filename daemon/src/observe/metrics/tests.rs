@@ -56,7 +56,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
                 ..ShardRow::default()
             }],
             shards_missing: Vec::new(),
-                capabilities_given_up: Vec::new(), hooks: Vec::new(),
+                capabilities_given_up: Vec::new(), hooks: Vec::new(), zero_copy: None,
         },
         channels: ChannelsReport {
             schema_version: SCHEMA_VERSION,
