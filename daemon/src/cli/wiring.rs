@@ -17,7 +17,6 @@ use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::link::resolve::Lookup;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
-use crate::memory::numa::Preference;
 use crate::node::options::NodeOptions;
 use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
@@ -182,7 +181,7 @@ impl Shards {
             })?;
             senders.push(sender);
             // What the kernel has for a ring, and the buffers that it receives into.
-            let _preference = Preference::begin(placement.memory_of(shard).preferred());
+            let _preference = placement.prefer_memory_of(shard);
             prepared.push(Prepared {
                 setup: probe::patiently(|| UringSetup::create(&ring), |error| error.errno)
                     .map_err(ring_problem)?,

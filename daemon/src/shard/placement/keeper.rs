@@ -26,8 +26,8 @@ trait Threads {
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()>;
     /// Whether the calling thread has a policy for memory already.
     fn has_own_policy(&self) -> bool;
-    /// Whether the kernel lets it prefer the memory of this node.
-    fn can_prefer(&self, node: u32) -> bool;
+    /// Asks the kernel to let it prefer the memory of this node.
+    fn can_prefer(&self, node: u32) -> io::Result<()>;
 }
 
 /// Those of this machine.
@@ -46,8 +46,8 @@ impl Threads for Real {
         numa::has_own_policy()
     }
 
-    fn can_prefer(&self, node: u32) -> bool {
-        Preference::begin(Some(node)).is_some()
+    fn can_prefer(&self, node: u32) -> io::Result<()> {
+        Preference::begin(Some(node)).map(drop)
     }
 }
 
@@ -60,8 +60,9 @@ impl Keeper {
     #[must_use]
     pub fn start(root: Root, pin: Pin, shards: u16) -> Self {
         let kept = Kept::start(root, rustix::process::getpid(), pin, shards, &Real);
-        if !kept.doubts().is_empty() {
-            tracing::info!(doubts = kept.doubts().join("; "), "the machine is taken for a simpler one");
+        let doubts = kept.topology.doubts();
+        if !doubts.is_empty() {
+            tracing::info!(doubts = doubts.join("; "), "the machine is taken for a simpler one");
         }
         Self(Arc::new(Mutex::new(kept)))
     }
@@ -95,6 +96,24 @@ impl Keeper {
     #[must_use]
     pub fn memory_of(&self, shard: u16) -> NodeChoice {
         self.lock().memory_of(usize::from(shard))
+    }
+
+    /// Memory that the calling thread takes from now on is to come from where that of this shard does, until what is returned is
+    /// dropped.
+    #[must_use]
+    pub fn prefer_memory_of(&self, shard: u16) -> Option<Preference> {
+        let preference = Preference::begin(self.memory_of(shard).preferred());
+        match &preference {
+            Ok(None) => {}
+            Ok(Some(_)) => self.handle_preferred(Ok(())),
+            Err(error) => self.handle_preferred(Err(error.to_string())),
+        }
+        preference.ok().flatten()
+    }
+
+    /// The kernel was asked to take memory from the node of a shard, and did, or refused it for this reason.
+    pub fn handle_preferred(&self, said: Result<(), String>) {
+        self.lock().handle_preferred(said);
     }
 
     /// Where everything is, at this moment.
@@ -141,8 +160,10 @@ struct Kept {
     pin: Pin,
     /// Whether an operator has said where memory comes from.
     has_own_policy: bool,
-    /// Whether the kernel, or a filter, refuses to take memory from the node that is named.
+    /// Whether the kernel, or a filter, refused at the start to take memory from the node that is named. Then it is not asked again.
     is_policy_refused: bool,
+    /// Why it did the last time that it was asked.
+    policy_refused: Option<String>,
     /// Whether the daemon was started with fewer CPUs than its cpuset has: by `CPUAffinity=` or `taskset`, which kernels before
     /// 6.2 forget when a cpuset is written, or the daemon put into another. It keeps to them then.
     is_narrow: bool,
@@ -180,7 +201,9 @@ impl Kept {
         kept.at_start.clone_from(&kept.allowed);
         kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
         let preferred = (0..kept.shards.len()).find_map(|shard| kept.memory_of(shard).preferred());
-        kept.is_policy_refused = preferred.is_some_and(|node| !threads.can_prefer(node));
+        let refused = preferred.and_then(|node| threads.can_prefer(node).err());
+        kept.policy_refused = refused.map(|error| error.to_string());
+        kept.is_policy_refused = kept.policy_refused.is_some();
         kept
     }
 
@@ -217,6 +240,10 @@ impl Kept {
         let places = plan(&topology, memories.as_deref(), shards, self.pin);
         self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
         (self.allowed, self.topology, self.memories) = (allowed, topology, memories);
+        if !self.is_policy_refused {
+            // That was of the plan before.
+            self.policy_refused = None;
+        }
     }
 
     fn settle_all(&mut self, threads: &impl Threads) {
@@ -282,12 +309,12 @@ impl Kept {
         NodeChoice::Preferred(node.filter(|_| !self.has_own_policy && !self.is_policy_refused))
     }
 
-    /// What is not as the machine is.
-    fn doubts(&self) -> Vec<String> {
-        let refused =
-            "the kernel or a filter refuses set_mempolicy: memory comes from whatever node the kernel likes";
-        let refused = self.is_policy_refused.then(|| refused.to_owned());
-        self.topology.doubts().iter().cloned().chain(refused).collect()
+    fn handle_preferred(&mut self, said: Result<(), String>) {
+        let refused = said.err();
+        if let (Some(error), None) = (&refused, &self.policy_refused) {
+            tracing::warn!(error, "the kernel does not take memory from the NUMA node of a shard");
+        }
+        self.policy_refused = refused;
     }
 
     fn report(&self) -> Placements {
@@ -307,7 +334,8 @@ impl Kept {
             at_start: self.at_start.clone(),
             allowed: self.allowed.clone(),
             machine: self.topology.describe(),
-            doubts: self.doubts(),
+            doubts: self.topology.doubts().to_vec(),
+            policy_refused: self.policy_refused.clone(),
             has_own_policy: self.has_own_policy,
             shards: shards.collect(),
         }
@@ -328,4 +356,4 @@ fn is_narrower(root: &Root, allowed: &[usize]) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

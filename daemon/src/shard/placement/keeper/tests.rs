@@ -79,8 +79,8 @@ impl Threads for Machine {
         false
     }
 
-    fn can_prefer(&self, _node: u32) -> bool {
-        !self.refuses_policies
+    fn can_prefer(&self, _node: u32) -> io::Result<()> {
+        if self.refuses_policies { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 }
 
@@ -148,6 +148,18 @@ impl World {
     fn state(&self) -> Health {
         self.kept.report().line().state
     }
+}
+
+/// A node that no kernel has.
+pub(crate) const NO_NODE: u32 = 5000;
+
+/// A keeper whose first shard is to have memory of this node, and that looks at no thread.
+pub(crate) fn asking_for(node: u32) -> Keeper {
+    let mut kept = Kept { main: None, ..World::start(&[0, 1, 4, 5], Pin::On, 2, false).kept };
+    // Numbers of the written machine, which a real keeper takes for threads of this one.
+    kept.shards.iter_mut().for_each(|shard| shard.thread = None);
+    kept.shards[0].place.memory_node = Some(node);
+    Keeper(Arc::new(Mutex::new(kept)))
 }
 
 #[test]
@@ -276,6 +288,10 @@ fn memory_of_a_node_that_may_not_be_used_any_more_is_not_asked_for() {
         world.look();
         assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(expected)));
         assert!(world.kept.news(&world.machine).is_none(), "no news twice");
+        assert_eq!(world.state(), Health::Ok);
+        // What was asked for before that was seen is refused, which says nothing of the next plan.
+        world.kept.handle_preferred(Err("invalid argument".to_owned()));
+        assert_eq!(world.state(), Health::Degraded);
     }
     assert_eq!(world.shards(), [vec![0], vec![4]]);
 }
@@ -304,9 +320,36 @@ fn a_policy_that_is_refused_is_not_claimed() {
     let machine = Machine::of(&[0, 1, 4, 5], &[1, 2, 100].map(pid), false);
     let world = World::start_on(Machine { refuses_policies: true, ..machine }, Pin::On, 2);
     assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(None));
-    let report = world.kept.report();
-    assert!(report.doubts.iter().any(|doubt| doubt.contains("refuses set_mempolicy")), "{report:?}");
-    assert_eq!(World::start(&[0, 1, 4, 5], Pin::On, 2, false).kept.report().doubts, [""; 0]);
+    let refused = |world: &World| {
+        let line = world.kept.report().line();
+        (
+            line.state,
+            line.reason.is_some_and(|reason| reason.contains("refuses set_mempolicy (permission denied)")),
+        )
+    };
+    assert_eq!(refused(&world), (Health::Degraded, true));
+    assert_eq!(refused(&World::start(&[0, 1, 4, 5], Pin::On, 2, false)), (Health::Ok, false));
+}
+
+#[test]
+fn a_policy_that_is_refused_later_is_told_until_it_is_not() {
+    let mut world = World::start(&[0, 1, 4, 5], Pin::On, 2, false);
+    let refused = || Err("permission denied".to_owned());
+    for (said, state) in [(refused(), Health::Degraded), (Ok(()), Health::Ok), (refused(), Health::Degraded)]
+    {
+        world.kept.handle_preferred(said);
+        assert_eq!(world.state(), state);
+        // It is asked again with the next region, which may have it.
+        assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(1)));
+    }
+}
+
+#[test]
+fn a_node_that_cannot_be_preferred_is_noted_by_the_thread_that_asks_for_it() {
+    let keeper = asking_for(NO_NODE);
+    assert!(keeper.prefer_memory_of(0).is_none());
+    let line = keeper.report().line();
+    assert!(line.reason.is_some_and(|reason| reason.contains("set_mempolicy")), "{:?}", line.state);
 }
 
 #[test]
