@@ -4,7 +4,13 @@
 //! daemon. The kernel then moves the threads by itself, and on kernels before 6.2 every write to a cpuset undoes the binding
 //! of all of them. So it is looked once a second, from beside the shards: the main thread is never bound, and what it may use
 //! is what the daemon may use.
+//!
+//! Threads that help, such as the one that registers regions, follow the main thread. The kernel sees to that where nobody asked it for
+//! anything. But it keeps a thread to what it once asked for, and one that was started by a shard asked for what the main thread had
+//! at that moment: it would stay within that when a cpuset grows. And what kernels before 6.2 forget when a cpuset is written they
+//! forget for these threads too. So they are put where the main thread is whenever that is somewhere else than before.
 
+use std::fs;
 use std::io;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +30,8 @@ trait Threads {
     fn affinity(&self, thread: Pid) -> io::Result<Vec<usize>>;
     /// Lets it use these and no others.
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()>;
+    /// All threads of this process but those that the kernel made in it for a ring.
+    fn all(&self) -> Vec<Pid>;
     /// Whether the calling thread has a policy for memory already.
     fn has_own_policy(&self) -> bool;
     /// Asks the kernel to let it prefer the memory of this node.
@@ -40,6 +48,15 @@ impl Threads for Real {
 
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()> {
         numa::set_affinity(Some(thread), cpus)
+    }
+
+    fn all(&self) -> Vec<Pid> {
+        let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+        let is_own = |task: &fs::DirEntry| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("iou-"))
+        };
+        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse().ok();
+        tasks.flatten().filter(is_own).filter_map(number).filter_map(Pid::from_raw).collect()
     }
 
     fn has_own_policy(&self) -> bool {
@@ -87,7 +104,7 @@ impl Keeper {
         self.lock().take(read);
     }
 
-    /// Puts every shard where it is to be, if it is not there.
+    /// Puts every shard where it is to be, if it is not there, and after a change every other thread where the main thread is.
     pub fn settle(&self) {
         self.lock().settle_all(&Real);
     }
@@ -175,6 +192,8 @@ struct Kept {
     /// NUMA nodes whose memory may be used; none where that is not known.
     memories: Option<Vec<u32>>,
     shards: Vec<Shard>,
+    /// Whether the threads beside shards may be elsewhere than the main thread.
+    has_moved: bool,
 }
 
 #[derive(Debug, Default)]
@@ -207,7 +226,7 @@ impl Kept {
         kept
     }
 
-    fn news(&self, threads: &impl Threads) -> Option<News> {
+    fn news(&mut self, threads: &impl Threads) -> Option<News> {
         let main = self.main?;
         let mut allowed = threads.affinity(main).ok()?;
         if self.is_narrow {
@@ -217,6 +236,7 @@ impl Kept {
                 // All of them, also those that are missing now: newer kernels give them back by themselves. Where it is refused,
                 // shards keep to them all the same.
                 let _ = threads.set_affinity(main, &self.at_start);
+                self.has_moved = true;
                 allowed = within;
             }
         }
@@ -231,6 +251,7 @@ impl Kept {
         let before = self.allowed.clone();
         self.plan(read);
         if self.allowed != before {
+            self.has_moved = true;
             self.tell(&show_list(&before));
         }
     }
@@ -248,6 +269,23 @@ impl Kept {
 
     fn settle_all(&mut self, threads: &impl Threads) {
         (0..self.shards.len()).for_each(|shard| self.settle(threads, shard));
+        if std::mem::take(&mut self.has_moved) {
+            self.settle_others(threads);
+        }
+    }
+
+    /// Puts the threads beside shards where the main thread is. What cannot be done is left: they only help.
+    fn settle_others(&self, threads: &impl Threads) {
+        let is_kept = |thread: &Pid| self.shards.iter().any(|shard| shard.thread == Some(*thread));
+        let others =
+            threads.all().into_iter().filter(|thread| self.main != Some(*thread) && !is_kept(thread));
+        for thread in others {
+            if threads.affinity(thread).is_ok_and(|now| now != self.allowed) {
+                // As the main thread: also those that are missing now, of which one at least must be there.
+                let is_set = self.is_narrow && threads.set_affinity(thread, &self.at_start).is_ok();
+                let _ = if is_set { Ok(()) } else { threads.set_affinity(thread, &self.allowed) };
+            }
+        }
     }
 
     /// Says that other CPUs may be used than before.

@@ -75,6 +75,10 @@ impl Threads for Machine {
         Ok(())
     }
 
+    fn all(&self) -> Vec<Pid> {
+        self.threads.borrow().keys().copied().collect()
+    }
+
     fn has_own_policy(&self) -> bool {
         false
     }
@@ -275,6 +279,52 @@ fn what_the_daemon_was_started_with_counts_when_a_cpuset_forgets_it() {
             *world.machine.refuses.borrow_mut() = true;
             world.change(&all);
             assert_eq!(world.kept.report().allowed, [2, 3, 4, 5]);
+        }
+    }
+}
+
+#[test]
+fn threads_beside_shards_follow_the_main_thread() {
+    for forgets in [false, true] {
+        let mut world = World::start(&[0, 1, 4, 5], Pin::Auto, 1, forgets);
+        world.change(&[0, 1]);
+        // One that nobody told anything, and one that was started by a shard meanwhile.
+        let (untold, started) = (pid(200), pid(201));
+        for thread in [untold, started] {
+            world.machine.threads.borrow_mut().insert(thread, Thread { asked: None, has: vec![0, 1] });
+        }
+        world.machine.set_affinity(started, &[0, 1]).unwrap();
+        for cpus in [&[0, 1, 4, 5][..], &[4], &[0, 1, 4, 5]] {
+            world.change(cpus);
+            for thread in [pid(100), untold, started] {
+                assert_eq!(world.machine.has(thread), cpus, "{thread:?}");
+            }
+            assert_eq!(world.shards(), [vec![cpus[0]]]);
+        }
+        assert_eq!(world.machine.threads.borrow()[&untold].asked, None, "the kernel sees to it");
+        // One alone that somebody binds stays there.
+        world.machine.set_affinity(untold, &[5]).unwrap();
+        world.look();
+        assert_eq!(world.machine.has(untold), [5]);
+    }
+}
+
+#[test]
+fn threads_beside_shards_keep_to_what_the_daemon_was_started_with() {
+    for forgets in [false, true] {
+        let all: Vec<usize> = (0..8).collect();
+        let mut world = World::start_within(&all, &[2, 3, 4, 5], Pin::Auto, 1, forgets);
+        let helper = pid(200);
+        let threads = || Thread { asked: Some(vec![2, 3, 4, 5]), has: vec![2, 3, 4, 5] };
+        world.machine.threads.borrow_mut().insert(helper, threads());
+        for (cpuset, expected) in [
+            (&all[..], &[2, 3, 4, 5][..]),
+            (&all[..4], &[2, 3]),
+            (&all[..2], &[0, 1]),
+            (&all[..], &[2, 3, 4, 5]),
+        ] {
+            world.change(cpuset);
+            assert_eq!(world.machine.has(helper), expected, "{forgets} {cpuset:?}");
         }
     }
 }
