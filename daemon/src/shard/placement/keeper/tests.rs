@@ -334,7 +334,7 @@ fn memory_of_a_node_that_may_not_be_used_any_more_is_not_asked_for() {
     let mut world = World::start(&[0, 1, 4, 5], Pin::On, 2, false);
     let status = world.directory.path().join("proc/self/status");
     for (nodes, expected) in [("0-1", 1), ("0", 0), ("0-1", 1)] {
-        std::fs::write(&status, format!("Mems_allowed_list:\t{nodes}\n")).unwrap();
+        fs::write(&status, format!("Mems_allowed_list:\t{nodes}\n")).unwrap();
         world.look();
         assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(expected)));
         assert!(world.kept.news(&world.machine).is_none(), "no news twice");
