@@ -196,8 +196,12 @@ pub struct ShardRow {
 /// Memory of all regions, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// In use now.
+    /// In use now, with what lies behind regions.
     pub used_bytes: u64,
+    /// Of that, what lies behind regions that are registered for zero-copy sends: pages for headers of frames. The bound does not
+    /// refuse it; each shard has at most 256 times 32 KiB of it.
+    #[serde(default)]
+    pub behind_regions_bytes: u64,
     /// Most that was in use at a time.
     pub high_water_bytes: u64,
     /// The bound, `memory.total`.

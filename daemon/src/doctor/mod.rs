@@ -276,7 +276,7 @@ mod tests {
             pid: 7,
             uptime_seconds: 1,
             listen: String::new(),
-            memory: MemoryReport { used_bytes: 0, high_water_bytes: 0, total_bytes: 0 },
+            memory: MemoryReport::default(),
             subsystems: Vec::new(),
             links: Vec::new(),
             shards: vec![ShardRow::default()],
