@@ -92,6 +92,12 @@ fn of_a_daemon_that_runs_it_says_what_the_status_says() {
             assert_eq!((&row["found"], &row["fix"]), (&line["reason"], &line["fix"]), "{name}");
         }
     }
+    let row = found.row("zero_copy/accounting");
+    let line = subsystem(&daemon, "zero copy").expect("the line").to_string();
+    assert!(line.contains(row["found"].as_str().expect("text")), "{row} {line}");
+    if let Some(fix) = row["fix"].as_str() {
+        assert!(line.contains(fix), "{row} {line}");
+    }
     for name in ["listener", "attach.sock", "control.sock", "run_dir"] {
         assert_eq!(found.row(name)["state"], "ok", "{}", found.row(name));
         assert!(found.row(name)["found"].as_str().expect("text").contains("daemon"), "{}", found.row(name));

@@ -259,8 +259,24 @@ fn a_cpuset_that_shrinks_and_grows_while_it_runs_is_followed() {
     assert_eq!(told(&daemon, "shares_cpu_with"), [json!([1]), json!([0])]);
     // The row of processors of the doctor says it in its own way.
     assert_eq!(doctor_row(&daemon, "cpus")["state"], "degraded");
+    // As a thread does that a shard starts meanwhile: it asks for what the main thread has.
+    let beside: Vec<(Pid, String)> =
+        threads(&daemon).into_iter().filter(|(_, name)| !name.starts_with("weir-shard-")).collect();
+    for (thread, name) in
+        beside.iter().filter(|(thread, _)| thread.as_raw_nonzero().get() as u32 != daemon.pid())
+    {
+        sched_setaffinity(Some(*thread), &set(&[second])).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    assert!(beside.len() > 1, "{beside:?}");
     group.give(&[first, second]).expect("the kernel takes it");
     await_places(&daemon, "ok", &[vec![first], vec![second]]);
     assert_eq!((logged(&daemon, FEWER), logged(&daemon, AGAIN)), (1, 1), "{}", daemon.printed());
+    let has = |thread: Pid| {
+        let set = sched_getaffinity(Some(thread)).expect("a thread");
+        (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect::<Vec<usize>>()
+    };
+    for (thread, name) in beside {
+        eventually(&format!("{name} on both"), || (has(thread) == [first, second]).then_some(()));
+    }
     drop(daemon);
 }

@@ -180,6 +180,8 @@ pub struct Made {
     pub backing: Backing,
     /// On which NUMA nodes the region is.
     pub nodes: OnNodes,
+    /// Whether the kernel let its node be preferred, and why not; none if it was not asked.
+    pub preferred: Option<Result<(), String>>,
     /// What the node keeps, to lend the region of a producer to consumers on this node.
     pub lending: Lending,
 }
@@ -256,7 +258,11 @@ impl RegionPlan {
     /// No hugepages where they are required, or what the kernel answers. Nothing is left behind then.
     pub fn make(&self) -> Result<Made, Failure> {
         let MemoryPlan { segment_bytes, hugepages, node } = self.memory;
-        let _preference = Preference::begin(node.preferred());
+        let preference = Preference::begin(node.preferred());
+        let preferred = match &preference {
+            Ok(preference) => preference.as_ref().map(|_| Ok(())),
+            Err(error) => Some(Err(error.to_string())),
+        };
         let on_nodes = |bytes, nodes: &dyn Fn() -> BytesByNode| {
             let by_node = match node {
                 NodeChoice::Only(node) => node.into_iter().map(|node| (node, bytes)).collect(),
@@ -275,7 +281,8 @@ impl RegionPlan {
                 let (endpoint, rings) = checked(PartitionEndpoint::create(&layout))?;
                 let ends = Ends::Partition(endpoint, region);
                 let lending = Lending::Region(readable);
-                Ok(Made { ends, descriptors: vec![rings, file], segments, bytes, backing, nodes, lending })
+                let descriptors = vec![rings, file];
+                Ok(Made { ends, descriptors, segments, bytes, backing, nodes, preferred, lending })
             }
             PlannedEnds::Gate { channels } => {
                 let (region, file, segments) = ReceiveRegion::create(self.segments, segment_bytes, hugepages)
@@ -292,7 +299,7 @@ impl RegionPlan {
                 let (endpoint, rings) = checked(GateEndpoint::create(&layout))?;
                 let ends = Ends::Gate(endpoint, region);
                 let (descriptors, lending) = (vec![rings, file, pair.1], Lending::Socket(pair.0));
-                Ok(Made { ends, descriptors, segments, bytes, backing, nodes, lending })
+                Ok(Made { ends, descriptors, segments, bytes, backing, nodes, preferred, lending })
             }
         }
     }

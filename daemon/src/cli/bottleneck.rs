@@ -181,6 +181,7 @@ mod tests {
             verdict: Verdict {
                 verdict,
                 summary,
+                wait_seconds: None,
                 window_seconds: 10,
                 bottlenecks,
                 victims: vec!["first".to_owned(), "second".to_owned()],

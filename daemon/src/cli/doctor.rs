@@ -106,7 +106,7 @@ fn find(root: &Root, config: &Config, daemon: Option<u32>, said: Option<StatusRe
     let limits = ProcessFacts::read(root, &process);
     Facts {
         kernel: KernelFacts::read(root, release),
-        rings: RingFacts::find(config),
+        rings: RingFacts::find(config, said.as_ref()),
         processors: ProcessorFacts::read(root, &process, &limits),
         process: limits,
         memory: MemoryFacts::read(root, &process),

@@ -71,7 +71,12 @@ mod tests {
             pid: 7,
             uptime_seconds: 3,
             listen: "127.0.0.1:7070".into(),
-            memory: MemoryReport { used_bytes: 2 << 20, high_water_bytes: 4 << 20, total_bytes: 64 << 20 },
+            memory: MemoryReport {
+                used_bytes: 2 << 20,
+                behind_regions_bytes: 0,
+                high_water_bytes: 4 << 20,
+                total_bytes: 64 << 20,
+            },
             subsystems: vec![
                 Subsystem::ok("shards", "2 running"),
                 Subsystem::degraded(
@@ -87,6 +92,7 @@ mod tests {
             shards_missing: Vec::new(),
             capabilities_given_up: Vec::new(),
             hooks: Vec::new(),
+            zero_copy: None,
         };
         assert_eq!(
             text(&report),

@@ -10,17 +10,13 @@ use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
-use crate::io::accounting::Accounting;
-use crate::io::probe::Probe;
 use crate::io::probe::{self, Level};
 use crate::io::uring::{UringConfig, UringSetup};
-use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
 use crate::link::resolve::Lookup;
 use crate::link::zero_copy::{ZeroCopyMode, ZeroCopySetting};
 use crate::memory::HugepageMode;
-use crate::memory::numa::Preference;
 use crate::node::options::NodeOptions;
 use crate::node::{LINKS_PER_SHARD_MAX, LiveSettings};
 use crate::observe::probes::{self, cause::Cause};
@@ -139,38 +135,6 @@ fn ring_config(config: &Config, level: Level) -> UringConfig {
     }
 }
 
-/// Which links are to send without a copy, and whether the kernel can be asked whether it copied.
-fn zero_copy(config: &Config, found: &Probe) -> (ZeroCopySetting, bool) {
-    let mode = match config.link.zero_copy {
-        config::ZeroCopyMode::Auto => ZeroCopyMode::Auto,
-        config::ZeroCopyMode::Always => ZeroCopyMode::Always,
-        config::ZeroCopyMode::Never => return (ZeroCopySetting::never(), false),
-    };
-    let support = support();
-    let lost = match support {
-        ZeroCopySupport::Measured => None,
-        ZeroCopySupport::Unmeasured if mode == ZeroCopyMode::Always => None,
-        ZeroCopySupport::Unmeasured => Some(
-            "the kernel does not tell whether it copies, which needs Linux 6.2; link.zero_copy = \"always\" does not ask"
-                .to_owned(),
-        ),
-        ZeroCopySupport::Missing(errno) => {
-            Some(format!("the kernel has no zero-copy send of several ranges, which needs Linux 6.1 ({errno})"))
-        }
-    };
-    let mut setting = ZeroCopySetting { lost, ..ZeroCopySetting::of(mode) };
-    if setting.lost.is_none() {
-        let accounting = Accounting::find();
-        setting.lost = accounting.against_plain();
-        setting.unregistered = match found.level {
-            Level::Full => accounting.against_registered(),
-            Level::OneShot | Level::Incremental => found.lost.clone(),
-        };
-        setting.accounting = accounting.to_string();
-    }
-    (setting, support == ZeroCopySupport::Measured)
-}
-
 /// The shard threads, and the ways to and from them.
 pub(super) struct Shards {
     /// One per shard, in order.
@@ -193,7 +157,8 @@ impl Shards {
     ) -> Result<Self, Problem> {
         let found = probe::probe(highest_level(config)).map_err(ring_problem)?;
         tracing::info!("{found}");
-        let (zero_copy, zero_copy_usage) = zero_copy(config, &found);
+        let (zero_copy, zero_copy_usage) =
+            ZeroCopySetting::find(config.link.zero_copy.into(), found.level, found.lost.as_deref());
         let register = zero_copy.mode != ZeroCopyMode::Never && zero_copy.unregistered.is_none();
         let ring = UringConfig { zero_copy_usage, register, ..ring_config(config, found.level) };
         let limits = config.limits().map_err(|e| Problem::new(Exit::Config, e.to_string()))?;
@@ -216,7 +181,7 @@ impl Shards {
             })?;
             senders.push(sender);
             // What the kernel has for a ring, and the buffers that it receives into.
-            let _preference = Preference::begin(placement.memory_of(shard).preferred());
+            let _preference = placement.prefer_memory_of(shard);
             prepared.push(Prepared {
                 setup: probe::patiently(|| UringSetup::create(&ring), |error| error.errno)
                     .map_err(ring_problem)?,

@@ -286,6 +286,7 @@ mod tests {
                 shards_missing: Vec::new(),
                 capabilities_given_up: Vec::new(),
                 hooks: Vec::new(),
+                zero_copy: None,
                 subsystems: vec![Subsystem::degraded("memory", "ordinary pages", "no hugepages", "sysctl")],
             })
         }

@@ -18,6 +18,7 @@ use super::stalls::{StallsReport, WaitReport};
 use super::tasks::TasksReport;
 use super::zero_copy::{RegisteredRow, ZeroCopyRow};
 use crate::exit::Problem;
+use crate::link::zero_copy::ZeroCopySetting;
 
 /// Version of the answers' form.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -112,6 +113,9 @@ pub struct StatusReport {
     /// What became of each hook of the kernel probes when the daemon started; none without probes, as the line `probes` says.
     #[serde(default)]
     pub hooks: Vec<HookRow>,
+    /// What holds for zero-copy sends of all links, as found when the daemon started; `null` if no shard answers.
+    #[serde(default)]
+    pub zero_copy: Option<ZeroCopySetting>,
 }
 
 /// One hook of the kernel probes.
@@ -192,8 +196,12 @@ pub struct ShardRow {
 /// Memory of all regions, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// In use now.
+    /// In use now, with what lies behind regions.
     pub used_bytes: u64,
+    /// Of that, what lies behind regions that are registered for zero-copy sends: pages for headers of frames. The bound does not
+    /// refuse it; each shard has at most 256 times 32 KiB of it.
+    #[serde(default)]
+    pub behind_regions_bytes: u64,
     /// Most that was in use at a time.
     pub high_water_bytes: u64,
     /// The bound, `memory.total`.

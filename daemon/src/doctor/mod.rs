@@ -7,7 +7,7 @@
 //! | file | holds |
 //! |---|---|
 //! | this | rows, and the order in which they are shown |
-//! | [`root`] | reading `/proc` and `/sys`, from wherever they are mounted |
+//! | [`root`](crate::root) | reading `/proc` and `/sys`, from wherever they are mounted |
 //! | [`process`] | whose limits count: capabilities, seccomp, resource limits, processors |
 //! | [`processors`] | cores and NUMA nodes, the cpuset, and where shards run |
 //! | [`kernel`] | release, switches, type information, lockdown |
@@ -225,15 +225,18 @@ pub fn examine(facts: &Facts, config: &Config) -> Vec<Row> {
     rows.extend(network::rows(&facts.network, config));
     rows.extend(peers::rows(&facts.peers, config));
     rows.extend(places::rows(&facts.places, config));
-    rows.extend(said(facts));
+    rows.extend(said(facts, &rows));
     rows
 }
 
 /// What the daemon that runs calls DEGRADED and no row is about: what only shows at work, such as memory that may not be locked.
-fn said(facts: &Facts) -> Vec<Row> {
+/// What a row says already is not said twice.
+fn said(facts: &Facts, rows: &[Row]) -> Vec<Row> {
+    let accounting = rows.iter().find(|row| row.name == rings::ACCOUNTING).map(|row| row.found.as_str());
     let lines = facts.said.iter().flat_map(|said| &said.subsystems);
     let lines =
         lines.filter(|line| line.state == Health::Degraded && ONLY_SAID.contains(&line.name.as_str()));
+    let lines = lines.filter(|line| line.name != "zero copy" || line.reason.as_deref() != accounting);
     lines.map(|line| Row::said(line, "OK, as `weir status` has it", "see `weir status`")).collect()
 }
 
@@ -259,9 +262,29 @@ mod tests {
     use super::*;
     use crate::control::snapshot::{MemoryReport, ShardRow};
     use crate::io::probe::Level;
+    use crate::link::zero_copy::ZeroCopySetting;
 
     fn row(state: State) -> Row {
         Row::new("x", "y", "z").in_state(state, "", "")
+    }
+
+    pub(in crate::doctor) fn said(missing: Vec<u16>) -> StatusReport {
+        StatusReport {
+            schema_version: 1,
+            node: "a".into(),
+            version: "1".into(),
+            pid: 7,
+            uptime_seconds: 1,
+            listen: String::new(),
+            memory: MemoryReport::default(),
+            subsystems: Vec::new(),
+            links: Vec::new(),
+            shards: vec![ShardRow::default()],
+            shards_missing: missing,
+            capabilities_given_up: Vec::new(),
+            hooks: Vec::new(),
+            zero_copy: None,
+        }
     }
 
     #[test]
@@ -270,24 +293,9 @@ mod tests {
         let (_directory, root) = crate::root::machine(&files);
         let config = Config::default();
         let process = ProcessFacts::read(&root, "7");
-        let said = |missing| StatusReport {
-            schema_version: 1,
-            node: "a".into(),
-            version: "1".into(),
-            pid: 7,
-            uptime_seconds: 1,
-            listen: String::new(),
-            memory: MemoryReport { used_bytes: 0, high_water_bytes: 0, total_bytes: 0 },
-            subsystems: Vec::new(),
-            links: Vec::new(),
-            shards: vec![ShardRow::default()],
-            shards_missing: missing,
-            capabilities_given_up: Vec::new(),
-            hooks: Vec::new(),
-        };
         let mut facts = Facts {
             kernel: KernelFacts::read(&root, "6.1.0".into()),
-            rings: RingFacts { allowed: Level::Full, tried: Vec::new(), accounting: None },
+            rings: RingFacts { allowed: Level::Full, tried: Vec::new(), zero_copy: ZeroCopySetting::never() },
             processors: ProcessorFacts::read(&root, "7", &process),
             process,
             memory: MemoryFacts::read(&root, "7"),

@@ -1,9 +1,10 @@
 //! io_uring, feature by feature: each is tried, as the daemon does when it starts.
 
-use super::Row;
-use crate::config::{Config, IoLevel, ZeroCopyMode};
-use crate::io::accounting::Accounting;
+use super::{Row, State};
+use crate::config::{Config, IoLevel};
+use crate::control::snapshot::StatusReport;
 use crate::io::probe::{self, LOST_FIX, Level};
+use crate::link::zero_copy::{Judged, ZeroCopySetting};
 
 /// What became of each level.
 #[derive(Clone, Debug)]
@@ -12,22 +13,30 @@ pub struct RingFacts {
     pub allowed: Level,
     /// From the lowest to the highest. An error has what is lost, in the words of `weir status`.
     pub tried: Vec<(Level, Result<(), String>)>,
-    /// What sockets are charged for zero-copy sends from hugepages; none with `link.zero_copy = "never"`.
-    pub accounting: Option<Accounting>,
+    /// What holds for zero-copy sends, also what sockets are charged for those from hugepages.
+    pub zero_copy: ZeroCopySetting,
 }
 
 impl RingFacts {
-    /// Tries them all: some milliseconds, on sockets of its own.
+    /// Tries them all: some milliseconds, on sockets of its own. What a daemon that runs has tried itself when it started is
+    /// not tried again: that daemon goes by what it found then.
     #[must_use]
-    pub fn find(config: &Config) -> Self {
+    pub fn find(config: &Config, said: Option<&StatusReport>) -> Self {
         let allowed = match config.io.level {
             IoLevel::Auto => Level::Full,
             IoLevel::Incremental => Level::Incremental,
             IoLevel::Oneshot => Level::OneShot,
         };
-        let tried = Level::ALL.into_iter().map(|level| (level, probe::try_level(level)));
-        let is_sending = config.link.zero_copy != ZeroCopyMode::Never;
-        Self { allowed, tried: tried.collect(), accounting: is_sending.then(Accounting::find) }
+        let tried = Level::ALL.into_iter().map(|level| (level, probe::try_level(level))).collect();
+        let found = Self { allowed, tried, zero_copy: ZeroCopySetting::never() };
+        let zero_copy = match said.and_then(|said| said.zero_copy.clone()) {
+            Some(said) => said,
+            None => {
+                let level = found.level().unwrap_or(Level::OneShot);
+                ZeroCopySetting::find(config.link.zero_copy.into(), level, found.lost(level).as_deref()).0
+            }
+        };
+        Self { zero_copy, ..found }
     }
 }
 
@@ -37,6 +46,16 @@ impl RingFacts {
     pub fn level(&self) -> Option<Level> {
         let works = self.tried.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(level, _)| *level).max();
         works.map(|level| level.min(self.allowed))
+    }
+
+    /// Why the level is not higher than this one.
+    fn lost(&self, level: Level) -> Option<String> {
+        let (next, outcome) = self.tried.iter().find(|(other, _)| *other > level)?;
+        outcome
+            .as_ref()
+            .err()
+            .cloned()
+            .or_else(|| (*next > self.allowed).then(|| probe::limited(self.allowed)))
     }
 }
 
@@ -85,38 +104,42 @@ pub fn rows(facts: &RingFacts) -> Vec<Row> {
             }
         }
     });
-    rows.chain([accounting(facts.accounting.as_ref())]).collect()
+    rows.chain([accounting(&facts.zero_copy)]).collect()
 }
 
-fn accounting(found: Option<&Accounting>) -> Row {
-    let (name, wanted) =
-        ("zero_copy/accounting", "what is sent is charged to the socket, and not a hugepage for it");
-    let Some(found) = found else { return Row::off(name, wanted, "link.zero_copy = \"never\"") };
-    let row = Row::new(name, wanted, found.to_string());
-    let fix = "a newer kernel, or memory.hugepages = \"off\"";
-    match (found.against_plain(), found.against_registered(), &found.plain) {
-        (Some(_), _, _) => row.degraded("all links copy", fix),
-        (None, Some(_), _) => row.degraded("zero-copy sends are from memory that is not registered", fix),
-        (None, None, Err(why)) => Row::off(name, wanted, format!("not tried: {why}")),
-        (None, None, Ok(_)) => row,
+/// Name of the row on what sockets are charged.
+pub(super) const ACCOUNTING: &str = "zero_copy/accounting";
+
+fn accounting(found: &ZeroCopySetting) -> Row {
+    let wanted = "what is sent is charged to the socket, and not a hugepage for it";
+    let row = |found: &str| Row::new(ACCOUNTING, wanted, found);
+    match found.judge() {
+        Judged::Fine => row(&found.accounting),
+        Judged::Off(reason) => Row::off(ACCOUNTING, wanted, reason),
+        Judged::Untried(lost) => {
+            row(&lost.reason).in_state(State::Off, "", lost.fix.clone().unwrap_or_default())
+        }
+        Judged::Degraded(effect, lost) => {
+            row(&lost.reason).degraded(effect, lost.fix.clone().unwrap_or_default())
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
     use super::*;
-    use crate::io::accounting::Unknown;
+    use crate::io::accounting::{Lost, Unknown};
+    use crate::link::zero_copy::ZeroCopyMode;
 
     fn facts(allowed: Level, outcomes: [Result<(), &str>; 3]) -> RingFacts {
         let tried = Level::ALL.into_iter().zip(outcomes.map(|outcome| outcome.map_err(str::to_owned)));
-        RingFacts { allowed, tried: tried.collect(), accounting: None }
+        RingFacts { allowed, tried: tried.collect(), zero_copy: ZeroCopySetting::never() }
     }
 
     fn states(facts: &RingFacts) -> Vec<State> {
         let rows = rows(facts);
         let (last, levels) = rows.split_last().unwrap();
-        assert_eq!((last.name.as_str(), last.state), ("zero_copy/accounting", State::Off));
+        assert_eq!((last.name.as_str(), last.state), (ACCOUNTING, State::Off));
         levels.iter().map(|row| row.state).collect()
     }
 
@@ -156,26 +179,48 @@ mod tests {
     }
 
     #[test]
-    fn what_sockets_are_charged_is_a_row_that_says_what_it_costs() {
-        let row = |plain: u32, registered: u32| {
-            let found = Accounting { plain: Ok(plain), registered: Ok(registered), alone: Ok(128) };
-            let row = accounting(Some(&found));
-            (row.state, row.effect)
+    fn what_sockets_are_charged_is_a_row_that_says_what_it_costs_and_what_helps() {
+        let lost = |why: Unknown| Some(Lost { reason: why.to_string(), fix: Some(why.fix().to_owned()) });
+        let (none, stuck) = (Unknown::NoHugepage, Unknown::Stuck);
+        let fine = ZeroCopySetting {
+            accounting: "unregistered x2".to_owned(),
+            ..ZeroCopySetting::of(ZeroCopyMode::Auto)
         };
-        assert_eq!(row(2, 2).0, State::Ok);
-        assert_eq!(row(2, 100).0, State::Degraded);
-        assert_eq!(row(100, 2), (State::Degraded, "all links copy".to_owned()));
-        let none = || Err(Unknown::NoHugepage);
-        let untried = accounting(Some(&Accounting { plain: none(), registered: none(), alone: none() }));
-        assert_eq!((untried.state, &*untried.found), (State::Off, "not tried: no hugepage is free"));
-        let stuck =
-            accounting(Some(&Accounting { plain: Ok(2), registered: Err(Unknown::Stuck), alone: none() }));
-        assert_eq!(stuck.state, State::Degraded);
+        let row = accounting(&fine);
+        assert_eq!((row.state, &*row.found, &*row.fix), (State::Ok, "unregistered x2", ""));
+        let untried = accounting(&ZeroCopySetting { untried: lost(none), ..fine.clone() });
+        assert_eq!(
+            (untried.state, &*untried.found, &*untried.fix),
+            (State::Off, "no hugepage is free", none.fix())
+        );
+        for setting in [
+            ZeroCopySetting { lost: lost(stuck), ..fine.clone() },
+            ZeroCopySetting { unregistered: lost(stuck), ..fine.clone() },
+        ] {
+            let row = accounting(&setting);
+            assert_eq!((row.state, &*row.fix), (State::Degraded, stuck.fix()));
+            assert!(!row.effect.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_a_daemon_found_is_not_tried_again() {
+        // No kernel says this.
+        let lost =
+            Some(Lost { reason: "as the daemon found".to_owned(), fix: Some("its advice".to_owned()) });
+        let zero_copy = Some(ZeroCopySetting { lost, ..ZeroCopySetting::of(ZeroCopyMode::Auto) });
+        let said = StatusReport { zero_copy, ..super::super::tests::said(Vec::new()) };
+        let rows = rows(&RingFacts::find(&Config::default(), Some(&said)));
+        let row = rows.last().expect("the row");
+        assert_eq!(
+            (&*row.name, row.state, &*row.found, &*row.fix),
+            (ACCOUNTING, State::Degraded, "as the daemon found", "its advice")
+        );
     }
 
     #[test]
     fn what_is_tried_here_is_what_the_daemon_finds() {
-        let found = RingFacts::find(&Config::default());
+        let found = RingFacts::find(&Config::default(), None);
         let used = probe::probe(None).map(|probe| probe.level).ok();
         assert_eq!(found.level(), used, "{found:?}");
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::types::{self, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
+use serde::{Deserialize, Serialize};
 
 use super::Errno;
 use crate::memory::{HUGEPAGE_BYTES, HugepageMode, SendRegion, Tail};
@@ -33,6 +34,26 @@ const ARRIVAL: Duration = Duration::from_secs(1);
 const MEMINFO: libc::c_int = 55;
 const MEMINFO_NUMBERS: usize = 9;
 
+/// What lets the kernel lock as much memory as zero-copy sends need.
+pub const MEMLOCK_FIX: &str =
+    "LimitMEMLOCK=infinity or AmbientCapabilities=CAP_IPC_LOCK (weir.service), or `ulimit -l unlimited`";
+
+/// What gives the kernel what it lacks.
+pub const KERNEL_FIX: &str = "a newer kernel";
+
+/// What helps where a way is charged too much.
+const CHARGED_FIX: &str = "a newer kernel, or memory.hugepages = \"off\"";
+
+/// Something that zero-copy sends could have and do not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// Why.
+    pub reason: String,
+    /// What brings it; none where nobody need do anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
 /// What one way of sending is charged: the bytes for each byte, or why that is not known.
 pub type Factor = Result<u32, Unknown>;
 
@@ -45,6 +66,25 @@ pub enum Unknown {
     Refused(Errno),
     /// The kernel took what was sent, and it did not arrive.
     Stuck,
+}
+
+impl Unknown {
+    /// What has it found out, or lets it be used.
+    #[must_use]
+    pub const fn fix(self) -> &'static str {
+        match self {
+            Self::NoHugepage => {
+                "a hugepage that is free when the daemon starts: sysctl vm.nr_hugepages. Regions of ordinary pages need no such try"
+            }
+            Self::Refused(Errno(libc::ENOMEM | libc::EPERM)) => MEMLOCK_FIX,
+            Self::Refused(Errno(libc::EMFILE | libc::ENFILE)) => "LimitNOFILE= of the unit, or `ulimit -n`",
+            Self::Refused(_) => KERNEL_FIX,
+            Self::Stuck => {
+                "restart the daemon, which tries it whenever it starts: neither rights nor hugepages are missing. If it gets stuck \
+                 again, a newer kernel, or memory.hugepages = \"off\""
+            }
+        }
+    }
 }
 
 impl fmt::Display for Unknown {
@@ -90,14 +130,22 @@ impl Accounting {
     /// Why registered memory is not to be sent from, if it is not: because it is charged too much, or because what was sent got
     /// stuck. Nothing speaks against it where no hugepage could be had or the kernel refused, nor for it.
     #[must_use]
-    pub fn against_registered(&self) -> Option<String> {
+    pub fn against_registered(&self) -> Option<Lost> {
         against(&self.registered, "from registered memory")
     }
 
     /// The same for zero-copy sends of any kind.
     #[must_use]
-    pub fn against_plain(&self) -> Option<String> {
+    pub fn against_plain(&self) -> Option<Lost> {
         against(&self.plain, "without a copy")
+    }
+
+    /// Why it is not known, of a way that is used all the same. `registered`: whether sends can be from registered memory.
+    #[must_use]
+    pub fn untried(&self, registered: bool) -> Option<Lost> {
+        let of_use = [&self.plain, &self.registered].into_iter().take(if registered { 2 } else { 1 });
+        let why = of_use.filter_map(|factor| factor.err()).find(|why| *why != Unknown::Stuck)?;
+        Some(Lost { reason: format!("not tried: {why}"), fix: Some(why.fix().to_owned()) })
     }
 }
 
@@ -122,15 +170,20 @@ impl fmt::Display for Accounting {
     }
 }
 
-fn against(factor: &Factor, how: &str) -> Option<String> {
+fn against(factor: &Factor, how: &str) -> Option<Lost> {
+    let lost = |reason, fix: &str| Some(Lost { reason, fix: Some(fix.to_owned()) });
     match factor {
-        Ok(factor) if *factor > FACTOR_MAX => Some(format!(
-            "the kernel charges a socket {factor} bytes for each byte sent {how} out of a hugepage"
-        )),
-        Err(Unknown::Stuck) => Some(format!(
-            "what was sent {how} out of a hugepage did not arrive within {} ms when it was tried",
-            ARRIVAL.as_millis()
-        )),
+        Ok(factor) if *factor > FACTOR_MAX => lost(
+            format!("the kernel charges a socket {factor} bytes for each byte sent {how} out of a hugepage"),
+            CHARGED_FIX,
+        ),
+        Err(why @ Unknown::Stuck) => lost(
+            format!(
+                "what was sent {how} out of a hugepage did not arrive within {} ms when it was tried",
+                ARRIVAL.as_millis()
+            ),
+            why.fix(),
+        ),
         Ok(_) | Err(Unknown::NoHugepage | Unknown::Refused(_)) => None,
     }
 }
@@ -311,13 +364,35 @@ mod tests {
             let against = (found.against_plain().is_some(), found.against_registered().is_some());
             assert_eq!(against, (plain, registered), "{found}");
         }
-        let text = found(Ok(2), Ok(128)).against_registered().expect("a reason");
+        let text = found(Ok(2), Ok(128)).against_registered().expect("a reason").reason;
         assert!(text.contains("128 bytes for each byte sent from registered memory"), "{text}");
         assert_eq!(found(none(), none()).to_string(), "not tried: no hugepage is free");
         assert_eq!(
             found(Ok(2), Ok(3)).to_string(),
             "unregistered x2, registered with a tail x3, registered alone x128"
         );
+    }
+
+    #[test]
+    fn each_cause_has_advice_of_its_own() {
+        let (none, stuck) = (Unknown::NoHugepage, Unknown::Stuck);
+        let (memory, refused) =
+            (Unknown::Refused(Errno(libc::ENOMEM)), Unknown::Refused(Errno(libc::EINVAL)));
+        assert!(none.fix().contains("vm.nr_hugepages") && memory.fix().contains("MEMLOCK"));
+        for why in [stuck, refused] {
+            assert!(!why.fix().contains("MEMLOCK") && !why.fix().contains("nr_hugepages"), "{}", why.fix());
+        }
+        assert!(stuck.fix().contains("restart"));
+        assert_eq!(
+            found(Err(stuck), Ok(2)).against_plain().and_then(|lost| lost.fix).as_deref(),
+            Some(stuck.fix())
+        );
+        // What got stuck was tried; what is never sent so need not be.
+        let untried = |found: &Accounting, registered| Some(found.untried(registered)?.fix.expect("advice"));
+        assert_eq!(untried(&found(Err(stuck), Ok(2)), true), None);
+        assert_eq!(untried(&found(Err(none), Err(memory)), true).as_deref(), Some(none.fix()));
+        assert_eq!(untried(&found(Ok(2), Err(memory)), true).as_deref(), Some(memory.fix()));
+        assert_eq!(untried(&found(Ok(2), Err(memory)), false), None);
     }
 
     #[test]

@@ -33,6 +33,10 @@ use std::os::fd::BorrowedFd;
 use socket2::{SockAddr, SockRef};
 use weir_flow::ids::{LinkId, Time};
 
+mod setting;
+
+pub use setting::{Judged, ZeroCopyMode, ZeroCopySetting};
+
 use crate::io::RegisteredCounters;
 
 /// Least size of a batch that is sent without a copy, in bytes: below it copying is cheaper.
@@ -51,50 +55,6 @@ const PROBE_SENDS: u8 = 4;
 /// First and longest rest, in nanoseconds.
 const REST_MIN_NS: u64 = 10_000_000_000;
 const REST_MAX_NS: u64 = 600_000_000_000;
-
-/// Which links send without a copy (`link.zero_copy`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroCopyMode {
-    /// Those for which it pays.
-    Auto,
-    /// All that can.
-    Always,
-    /// None.
-    Never,
-}
-
-/// What holds for all links of a shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ZeroCopySetting {
-    /// As configured.
-    pub mode: ZeroCopyMode,
-    /// Why the kernel cannot do it here, if it cannot. Then no link does.
-    pub lost: Option<String>,
-    /// Why no memory is registered for it, if none is.
-    pub unregistered: Option<String>,
-    /// What the kernel charges sockets for what is sent so; empty if that was not looked at.
-    pub accounting: String,
-}
-
-impl ZeroCopySetting {
-    /// Links send like this, of memory that may be registered.
-    #[must_use]
-    pub const fn of(mode: ZeroCopyMode) -> Self {
-        Self { mode, lost: None, unregistered: None, accounting: String::new() }
-    }
-
-    /// No link sends without a copy.
-    #[must_use]
-    pub const fn never() -> Self {
-        Self::of(ZeroCopyMode::Never)
-    }
-}
-
-impl Default for ZeroCopySetting {
-    fn default() -> Self {
-        Self::never()
-    }
-}
 
 /// Names the state in which a batch was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -94,13 +94,20 @@ pub struct Preference {
 
 impl Preference {
     /// Begins it, if there is a node to prefer. None, and nothing is changed, also where the thread has a policy already
-    /// ([`has_own_policy`]), and where the kernel knows no such node or the process may not use its memory.
-    #[must_use]
-    pub fn begin(node: Option<u32>) -> Option<Self> {
-        let node = usize::try_from(node?).ok().filter(|node| *node < NODES_MAX)?;
-        let before = policy().ok().filter(|mode| is_none(*mode))?;
-        set_policy(libc::MPOL_PREFERRED, &mask(&[node], NODES_MAX)).ok()?;
-        Some(Self { before, _not_send: PhantomData })
+    /// ([`has_own_policy`]).
+    ///
+    /// # Errors
+    /// The kernel knows no such node, the process may not use its memory, or policies are refused to it. Nothing is changed.
+    pub fn begin(node: Option<u32>) -> io::Result<Option<Self>> {
+        let Some(node) = node else { return Ok(None) };
+        let node = usize::try_from(node).ok().filter(|node| *node < NODES_MAX);
+        let node = node.ok_or(io::ErrorKind::InvalidInput)?;
+        let before = policy()?;
+        if !is_none(before) {
+            return Ok(None);
+        }
+        set_policy(libc::MPOL_PREFERRED, &mask(&[node], NODES_MAX))?;
+        Ok(Some(Self { before, _not_send: PhantomData }))
     }
 }
 
@@ -289,17 +296,19 @@ mod tests {
             };
             assert!(is_none(before) && !has_own_policy());
             // Node 0 need not have memory, but some node below 64 has.
-            let Some(preference) = (0..64).find_map(|node| Preference::begin(Some(node))) else {
+            let Some(preference) = (0..64).find_map(|node| Preference::begin(Some(node)).ok().flatten())
+            else {
                 panic!("no node can be preferred");
             };
             assert_eq!(policy().ok(), Some(libc::MPOL_PREFERRED));
-            assert!(has_own_policy() && Preference::begin(Some(0)).is_none(), "one inside another");
+            let inner = Preference::begin(Some(0)).expect("no refusal");
+            assert!(has_own_policy() && inner.is_none(), "one inside another");
             drop(preference);
             assert_eq!(policy().ok(), Some(before));
-            assert!(Preference::begin(None).is_none());
+            assert!(matches!(Preference::begin(None), Ok(None)));
             // No such node.
             for node in [900, 5000, u32::MAX] {
-                assert!(Preference::begin(Some(node)).is_none());
+                assert!(Preference::begin(Some(node)).is_err());
                 assert_eq!(policy().ok(), Some(before));
             }
         })

@@ -96,6 +96,7 @@ impl Node {
             has_key: self.options.key.is_some(),
             memory: MemoryReport {
                 used_bytes: self.budget.used(),
+                behind_regions_bytes: 0,
                 high_water_bytes: self.budget.high_water(),
                 total_bytes: self.budget.total(),
             },

@@ -20,7 +20,7 @@ use crate::control::snapshot::{
 };
 use crate::control::stalls::{Clocks, StallsReport, StallsSource, WaitReport};
 use crate::io::probe::LOST_FIX;
-use crate::memory::{HugepageMode, cgroup, mebibytes, system};
+use crate::memory::{HugepageMode, TAIL_BYTES, cgroup, mebibytes, system};
 use crate::privileges::Privileges;
 use crate::shard::mailbox::{ShardSender, ShardSnapshot, ToShard};
 use crate::shard::placement::report::Placements;
@@ -135,7 +135,8 @@ impl NodeReport {
         let missing = self.missing();
         subsystems.push(links_line(&links, &missing));
         subsystems.push(memory_line(facts.regions));
-        subsystems.push(budget_line(facts.memory, &facts.kept, memory_limit(facts.regions.mode)));
+        let memory = self.memory();
+        subsystems.push(budget_line(memory, &facts.kept, memory_limit(facts.regions.mode)));
         subsystems.push(self.io_line());
         subsystems.push(zero_copy::line(&self.shards));
         subsystems.push(self.shards_line());
@@ -151,14 +152,25 @@ impl NodeReport {
             pid: std::process::id(),
             uptime_seconds: facts.started.elapsed().as_secs(),
             listen: facts.listen.to_string(),
-            memory: facts.memory,
+            memory,
             subsystems,
             links,
             shards: self.shard_rows(),
             shards_missing: missing,
             capabilities_given_up: facts.privileges.given_up.iter().map(ToString::to_string).collect(),
             hooks: facts.hooks.clone(),
+            zero_copy: self.shards.first().map(|shard| shard.zero_copy.setting.clone()),
         }
+    }
+
+    /// That of regions, and what lies behind those that are registered, of which only the shards know.
+    fn memory(&self) -> MemoryReport {
+        let registered = self.shards.iter().map(|shard| u64::from(shard.zero_copy.registered.regions));
+        let behind_regions_bytes = registered.sum::<u64>() * TAIL_BYTES as u64;
+        let MemoryReport { used_bytes, high_water_bytes, total_bytes, .. } = self.facts.memory;
+        let used_bytes = used_bytes + behind_regions_bytes;
+        let high_water_bytes = high_water_bytes.max(used_bytes);
+        MemoryReport { used_bytes, behind_regions_bytes, high_water_bytes, total_bytes }
     }
 
     /// Shards that did not answer.
@@ -358,9 +370,12 @@ fn memory_limit(mode: HugepageMode) -> Option<u64> {
 }
 
 fn budget_line(memory: MemoryReport, kept: &[(String, u64)], limit_bytes: Option<u64>) -> Subsystem {
-    let MemoryReport { used_bytes, high_water_bytes, total_bytes } = memory;
+    let MemoryReport { used_bytes, behind_regions_bytes, high_water_bytes, total_bytes } = memory;
     let [used, total, most] = [used_bytes, total_bytes, high_water_bytes].map(mebibytes);
     let mut detail = format!("{used} of {total} MiB used, at most {most}");
+    if behind_regions_bytes > 0 {
+        detail.push_str(&format!(", with {} KiB behind registered regions", behind_regions_bytes >> 10));
+    }
     for (holder, bytes) in kept.iter().take(KEEPERS_NAMED) {
         detail.push_str(&format!("; {holder} keeps {} MiB of what has ended", mebibytes(*bytes)));
     }
@@ -598,6 +613,40 @@ mod tests {
             let row = format!("| `{name}` | {state}");
             assert!(PAGE.contains(&row), "docs/operations.md has no row {row}");
         }
+    }
+
+    #[test]
+    fn what_lies_behind_registered_regions_counts_as_memory_in_use() {
+        let mut node = report(Vec::new());
+        node.facts.memory = MemoryReport {
+            used_bytes: 4 << 20,
+            high_water_bytes: 4 << 20,
+            total_bytes: 8 << 20,
+            ..MemoryReport::default()
+        };
+        let detail = |node: &NodeReport| {
+            let lines = node.status().subsystems;
+            lines.into_iter().find(|line| line.name == "budget").unwrap().detail
+        };
+        assert_eq!(node.status().memory, node.facts.memory);
+        assert!(!detail(&node).contains("behind"), "{}", detail(&node));
+        for regions in [1, 2] {
+            let mut shard = empty_snapshot();
+            shard.zero_copy.registered.regions = regions;
+            node.shards.push(shard);
+        }
+        let behind = 3 * TAIL_BYTES as u64;
+        let used_bytes = (4 << 20) + behind;
+        assert_eq!(
+            node.status().memory,
+            MemoryReport {
+                used_bytes,
+                behind_regions_bytes: behind,
+                high_water_bytes: used_bytes,
+                total_bytes: 8 << 20
+            }
+        );
+        assert!(detail(&node).ends_with(", with 96 KiB behind registered regions"), "{}", detail(&node));
     }
 
     #[test]

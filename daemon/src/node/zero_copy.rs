@@ -4,17 +4,11 @@ use weir_flow::ids::LinkId;
 
 use crate::control::snapshot::Subsystem;
 use crate::control::zero_copy::{RegisteredRow, ZeroCopyRow};
+use crate::io::accounting::{Lost, MEMLOCK_FIX};
 use crate::io::{Errno, RegisteredCounters};
-use crate::link::zero_copy::{ZeroCopyMode, ZeroCopyState};
+use crate::link::zero_copy::{Judged, ZeroCopyState};
 use crate::memory::mebibytes;
 use crate::shard::mailbox::ShardSnapshot;
-
-/// What lets the kernel lock as much memory as zero-copy sends need.
-const MEMLOCK_FIX: &str =
-    "LimitMEMLOCK=infinity or AmbientCapabilities=CAP_IPC_LOCK (weir.service), or `ulimit -l unlimited`";
-
-/// What gives the kernel what it lacks.
-const KERNEL_FIX: &str = "a newer kernel";
 
 /// The line of status.
 pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
@@ -22,13 +16,12 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
     let Some(setting) = shards.first().map(|shard| &shard.zero_copy.setting) else {
         return Subsystem::off(name, "no shard answers");
     };
-    match (&setting.mode, &setting.lost) {
-        (ZeroCopyMode::Never, _) => return Subsystem::off(name, "link.zero_copy = \"never\""),
-        (ZeroCopyMode::Auto, Some(lost)) => return Subsystem::off(name, lost),
-        (ZeroCopyMode::Always, Some(lost)) => {
-            return Subsystem::degraded(name, "all links copy", lost, KERNEL_FIX);
+    match setting.judge() {
+        Judged::Off(reason) => return Subsystem::off(name, reason),
+        Judged::Degraded(effect, lost) if setting.lost.is_some() => {
+            return Subsystem::degraded(name, effect, &lost.reason, lost.fix.as_deref().unwrap_or_default());
         }
-        (_, None) => {}
+        Judged::Fine | Judged::Untried(_) | Judged::Degraded(..) => {}
     }
     let links = || shards.iter().flat_map(|shard| shard.zero_copy.links.values());
     let of_mode = |mode: &str| links().filter(|link| link.mode == mode).count();
@@ -43,7 +36,7 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
         sum(|link| link.counts.copied),
     );
     match &setting.unregistered {
-        Some(why) => detail.push_str(&format!("; no memory is registered: {why}")),
+        Some(lost) => detail.push_str(&format!("; no memory is registered: {}", lost.reason)),
         None => detail.push_str(&format!(
             "; {} named registered memory, of which there are {} MiB in {} regions",
             registered().map(|of| of.sends).sum::<u64>(),
@@ -54,10 +47,20 @@ pub(super) fn line(shards: &[ShardSnapshot]) -> Subsystem {
     if !setting.accounting.is_empty() {
         detail.push_str(&format!("; a byte from a hugepage is charged: {}", setting.accounting));
     }
+    if let Judged::Untried(Lost { fix: Some(fix), .. }) = setting.judge() {
+        detail.push_str(&format!(" (needed: {fix})"));
+    }
     let short = links().filter(|link| link.is_short_of_memory).count();
     let refused = registered().find(|of| of.errno != 0);
     if short == 0 {
-        let Some(refused) = refused else { return Subsystem::ok(name, detail) };
+        let Some(refused) = refused else {
+            return match setting.judge() {
+                Judged::Degraded(_, lost) => {
+                    Subsystem::degraded(name, detail, &lost.reason, lost.fix.as_deref().unwrap_or_default())
+                }
+                _ => Subsystem::ok(name, detail),
+            };
+        };
         let errno = Errno(refused.errno);
         let effect = "sends from them have it look up their pages each time";
         if !matches!(refused.errno, libc::ENOMEM | libc::EPERM) {
@@ -102,17 +105,21 @@ mod tests {
 
     use super::*;
     use crate::control::snapshot::Health;
-    use crate::link::zero_copy::{ZeroCopyCounts, ZeroCopyReport, ZeroCopySetting};
+    use crate::link::zero_copy::{ZeroCopyCounts, ZeroCopyMode, ZeroCopyReport, ZeroCopySetting};
     use crate::node::tests::snapshot;
 
-    fn shard(mode: ZeroCopyMode, lost: Option<&str>, links: &[(&'static str, bool)]) -> ShardSnapshot {
+    fn lost(reason: &str, fix: Option<&str>) -> Lost {
+        Lost { reason: reason.to_owned(), fix: fix.map(str::to_owned) }
+    }
+
+    fn shard(mode: ZeroCopyMode, lost: Option<Lost>, links: &[(&'static str, bool)]) -> ShardSnapshot {
         let state = |(number, (mode, is_short)): (usize, &(&'static str, bool))| {
             let counts = ZeroCopyCounts { sent: 5, copied: 2, ..ZeroCopyCounts::default() };
             let state =
                 ZeroCopyState { mode, reason: None, is_short_of_memory: *is_short, outstanding: 1, counts };
             (LinkId(number as u32), state)
         };
-        let setting = ZeroCopySetting { lost: lost.map(str::to_owned), ..ZeroCopySetting::of(mode) };
+        let setting = ZeroCopySetting { lost, ..ZeroCopySetting::of(mode) };
         let links: BTreeMap<LinkId, ZeroCopyState> = links.iter().enumerate().map(state).collect();
         let registered = RegisteredCounters { regions: 2, bytes: 3 << 20, sends: 4, ..Default::default() };
         ShardSnapshot { zero_copy: ZeroCopyReport { setting, registered, links }, ..snapshot(0) }
@@ -136,7 +143,7 @@ mod tests {
         assert!(short.fix.unwrap().contains("CAP_IPC_LOCK"));
         let mut refused = shard(ZeroCopyMode::Auto, None, &states);
         refused.zero_copy.registered.errno = libc::ENOMEM;
-        refused.zero_copy.setting.unregistered = Some("too old".to_owned());
+        refused.zero_copy.setting.unregistered = Some(lost("too old", None));
         refused.zero_copy.setting.accounting = "x2".to_owned();
         let refused = line(&[refused]);
         assert!(
@@ -146,16 +153,41 @@ mod tests {
         assert!(
             detail.ends_with("; no memory is registered: too old; a byte from a hugepage is charged: x2")
         );
-        for (mode, lost, state) in [
+        for (mode, why, state) in [
             (ZeroCopyMode::Never, None, Health::Off),
-            (ZeroCopyMode::Auto, Some("too old"), Health::Off),
-            (ZeroCopyMode::Always, Some("too old"), Health::Degraded),
+            (ZeroCopyMode::Auto, Some(lost("too old", None)), Health::Off),
+            (ZeroCopyMode::Auto, Some(lost("stuck", Some("restart"))), Health::Degraded),
+            (ZeroCopyMode::Always, Some(lost("too old", Some("a newer kernel"))), Health::Degraded),
         ] {
-            let line = line(&[shard(mode, lost, &[])]);
+            let line = line(&[shard(mode, why.clone(), &[])]);
             assert_eq!(line.state, state, "{mode:?}");
-            assert!(lost.is_none_or(|lost| line.reason.as_deref() == Some(lost)));
+            assert!(why.as_ref().is_none_or(|lost| line.reason.as_ref() == Some(&lost.reason)));
+            assert_eq!(line.fix, why.and_then(|lost| lost.fix), "{mode:?}");
         }
         assert_eq!(line(&[]).state, Health::Off);
+    }
+
+    #[test]
+    fn what_was_found_at_start_is_told_with_its_advice() {
+        let mut shard = shard(ZeroCopyMode::Auto, None, &[("zero_copy", false)]);
+        let setting = &mut shard.zero_copy.setting;
+        setting.accounting = "not tried: no hugepage is free".to_owned();
+        setting.untried = Some(lost("not tried: no hugepage is free", Some("a hugepage")));
+        let untried = line(std::slice::from_ref(&shard));
+        assert_eq!(untried.state, Health::Ok);
+        assert!(
+            untried.detail.ends_with("not tried: no hugepage is free (needed: a hugepage)"),
+            "{}",
+            untried.detail
+        );
+        shard.zero_copy.setting.unregistered = Some(lost("stuck", Some("restart")));
+        let unregistered = line(&[shard]);
+        assert_eq!(unregistered.state, Health::Degraded);
+        assert_eq!(
+            (unregistered.reason.as_deref(), unregistered.fix.as_deref()),
+            (Some("stuck"), Some("restart"))
+        );
+        assert!(unregistered.detail.starts_with("1 of 1 data links"), "{}", unregistered.detail);
     }
 
     #[test]

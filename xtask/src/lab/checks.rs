@@ -13,12 +13,14 @@ pub(super) struct Checks {
     began: Instant,
     passed: usize,
     not_run: usize,
+    /// Machines that were started twice.
+    again: usize,
     failed: Vec<String>,
 }
 
 impl Checks {
     pub(super) fn new(name: &'static str) -> Self {
-        Self { name, began: Instant::now(), passed: 0, not_run: 0, failed: Vec::new() }
+        Self { name, began: Instant::now(), passed: 0, not_run: 0, again: 0, failed: Vec::new() }
     }
 
     /// Does one check, which returns in a few words what it found. Returns whether it holds.
@@ -43,6 +45,12 @@ impl Checks {
         println!("{}", self.left_out(what, why));
     }
 
+    /// Counts a machine that was started once more, and says why.
+    pub(super) fn started_again(&mut self, what: &str, why: &str) {
+        self.again += 1;
+        println!("{}: started once more: {what} ({why})", self.name);
+    }
+
     /// Counts it. The line that says so.
     fn left_out(&mut self, what: &str, why: &str) -> String {
         self.not_run += 1;
@@ -53,8 +61,12 @@ impl Checks {
     pub(super) fn finish(self) -> Outcome {
         let (name, passed, not_run, seconds) =
             (self.name, self.passed, self.not_run, self.began.elapsed().as_secs());
+        let again = match self.again {
+            0 => String::new(),
+            again => format!(", {again} machines were started once more"),
+        };
         println!(
-            "{name}: {passed} hold, {} do not, {not_run} could not run here; {seconds} s",
+            "{name}: {passed} hold, {} do not, {not_run} could not run here{again}; {seconds} s",
             self.failed.len()
         );
         if self.failed.is_empty() { Ok(()) } else { Err(format!("{name}: {}", self.failed.join("; "))) }

@@ -35,6 +35,10 @@ const WORDS: &str =
 /// Longest time of one machine from its start to its end.
 const TIMEOUT: Duration = Duration::from_secs(420);
 
+/// Longest time until the guest says its first word. The emulator can lose a timer of a guest that boots, whose kernel stands still
+/// then. That says nothing about Weir: such a machine is started once more, with all of its time.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// Starts each of these kernels from a disk on which the package with this program is installed.
 ///
 /// # Errors
@@ -51,7 +55,7 @@ pub(super) fn run(series: &[Series], weir: &Path) -> Outcome {
         let console = runs.join(format!("installed-{}.log", one.name()));
         let began = Instant::now();
         let text = boot(*one, &image, &report, &console, &Guest::default())?;
-        judge(&mut checks, one.name(), &text, began, &console);
+        judge(&mut checks, one.name(), text, began, &console);
         println!(
             "qemu: starting two machines with Debian's kernel {}, at most {} s",
             one.name(),
@@ -70,8 +74,21 @@ pub(super) struct Guest {
     pub(super) words: String,
 }
 
+/// What a machine told, from its last start.
+#[derive(Debug)]
+pub(super) struct Told {
+    text: String,
+    /// Whether it was started twice.
+    is_again: bool,
+}
+
 /// Each line of what a machine told as a check, and that it came to its end.
-pub(super) fn judge(checks: &mut Checks, name: &str, text: &str, began: Instant, console: &Path) {
+pub(super) fn judge(checks: &mut Checks, name: &str, told: Told, began: Instant, console: &Path) {
+    let Told { text, is_again } = told;
+    if is_again {
+        let why = format!("its guest had said nothing after {} s", BEGIN_TIMEOUT.as_secs());
+        checks.started_again(name, &why);
+    }
     for line in text.lines() {
         let fields: Vec<&str> = line.splitn(3, '|').collect();
         let [word, what, found] = fields.as_slice() else { continue };
@@ -155,22 +172,34 @@ pub(super) fn boot(
     report: &Path,
     console: &Path,
     guest: &Guest,
-) -> Result<String, String> {
-    for file in [report, console] {
-        fs::write(file, "").map_err(|error| format!("{}: {error}", file.display()))?;
-    }
-    let child = command(&series.kernel(), image, report, console, guest).spawn();
-    let mut machine = Running(child.map_err(|error| format!("cannot start `{QEMU}`: {error}"))?);
-    let deadline = Instant::now() + TIMEOUT;
-    while Instant::now() < deadline {
-        match machine.0.try_wait() {
-            Ok(Some(status)) if status.success() => break,
-            Ok(Some(status)) => return Err(format!("`{QEMU}` failed ({status})")),
-            Ok(None) => std::thread::sleep(Duration::from_millis(200)),
-            Err(error) => return Err(format!("cannot wait for `{QEMU}`: {error}")),
+) -> Result<Told, String> {
+    let start = || {
+        fs::write(console, "").map_err(|error| format!("{}: {error}", console.display()))?;
+        Ok(command(&series.kernel(), image, report, console, guest))
+    };
+    twice(start, report, BEGIN_TIMEOUT, TIMEOUT)
+}
+
+/// Starts a machine, and once more if it has not written the first byte of its report in time. Waits until it has stopped, or is
+/// stopped.
+fn twice(
+    mut start: impl FnMut() -> Result<Command, String>,
+    report: &Path,
+    begin: Duration,
+    end: Duration,
+) -> Result<Told, String> {
+    for is_again in [false, true] {
+        fs::write(report, "").map_err(|error| format!("{}: {error}", report.display()))?;
+        let child = start()?.spawn();
+        let mut machine = Running(child.map_err(|error| format!("cannot start `{QEMU}`: {error}"))?);
+        let has_begun = || is_again || fs::metadata(report).is_ok_and(|report| report.len() > 0);
+        if !machine.wait(has_begun, begin, end)? {
+            continue;
         }
+        let text = String::from_utf8_lossy(&fs::read(report).unwrap_or_default()).replace('\r', "");
+        return Ok(Told { text, is_again });
     }
-    Ok(String::from_utf8_lossy(&fs::read(report).unwrap_or_default()).replace('\r', ""))
+    Err("a machine was neither waited for nor given up".to_owned())
 }
 
 /// The emulator, with two nodes of memory.
@@ -200,6 +229,23 @@ fn command(kernel: &Path, image: &Path, report: &Path, console: &Path, guest: &G
 
 /// A process that is killed when nobody waits for it any more.
 struct Running(Child);
+
+impl Running {
+    /// Waits until it has ended, for at most `end`. Returns false, at once, if it has not begun by `begin`.
+    fn wait(&mut self, has_begun: impl Fn() -> bool, begin: Duration, end: Duration) -> Result<bool, String> {
+        let started = Instant::now();
+        while started.elapsed() < end {
+            match self.0.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(true),
+                Ok(Some(status)) => return Err(format!("`{QEMU}` failed ({status})")),
+                Ok(None) if started.elapsed() >= begin && !has_begun() => return Ok(false),
+                Ok(None) => std::thread::sleep(Duration::from_millis(200)),
+                Err(error) => return Err(format!("cannot wait for `{QEMU}`: {error}")),
+            }
+        }
+        Ok(true)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -255,7 +301,39 @@ mod tests {
     }
 
     #[test]
-    fn the_script_ends_with_the_word_that_is_waited_for() {
-        assert!(SCRIPT.contains("\necho end\n"));
+    fn the_script_begins_and_ends_with_the_words_that_are_waited_for() {
+        for script in [SCRIPT, joined::SCRIPT] {
+            assert!(script.contains("\necho begun\n") && script.contains("\necho end\n"));
+            assert!(script.find("echo begun") < script.find("() {"), "before anything that takes time");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_says_nothing_at_first_is_started_once_more_and_no_third_time() {
+        let report = std::env::temp_dir().join(format!("weir-lab-report-{}", std::process::id()));
+        let (soon, late) = (Duration::ZERO, Duration::from_secs(300));
+        let run = |scripts: &[&str], begin, end| {
+            let mut starts = 0;
+            let start = || {
+                let script = scripts[starts];
+                starts += 1;
+                let mut command = Command::new("sh");
+                command.args(["-c", script, "sh"]).arg(&report);
+                Ok(command)
+            };
+            let told = twice(start, &report, begin, end);
+            (told.map(|told| (told.text, told.is_again)), starts)
+        };
+        let (silent, speaks) = ("exec sleep 600", "echo begun > $1; echo end >> $1");
+        let whole = || "begun\nend\n".to_owned();
+        assert_eq!(run(&[silent, speaks], soon, late), (Ok((whole(), true)), 2));
+        assert_eq!(run(&[speaks], late, late), (Ok((whole(), false)), 1));
+        // The second has all of its time, whenever it says its first word; and there is no third.
+        let slow = "sleep 1; echo begun > $1; echo end >> $1";
+        assert_eq!(run(&[silent, slow], soon, late), (Ok((whole(), true)), 2));
+        let (told, starts) = run(&[silent, silent], soon, Duration::from_secs(1));
+        assert_eq!((told, starts), (Ok((String::new(), true)), 2));
+        assert!(run(&["exit 3"], late, late).0.is_err());
+        let _ = fs::remove_file(&report);
     }
 }

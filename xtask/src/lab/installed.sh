@@ -1,6 +1,8 @@
 #!/bin/sh
 # Run by systemd in the guest once everything else is started: is what the package has installed as it should be? One
-# line for each check, `ok|WHAT|FOUND` or `FAIL|WHAT|FOUND`; the last one is `end`.
+# line for each check, `ok|WHAT|FOUND` or `FAIL|WHAT|FOUND`; the first one is `begun`, the last one `end`.
+
+echo begun
 
 # shellcheck disable=SC2153 # PAGES and NODES come from the unit.
 check() {

@@ -41,7 +41,7 @@ pub(super) fn run(checks: &mut Checks, series: Series, image: &Path) -> Outcome 
     });
     for (role, told) in ["a", "b"].into_iter().zip(told) {
         let name = format!("{}, {role} of two", series.name());
-        installed::judge(checks, &name, &told?, began, &file(role, "log"));
+        installed::judge(checks, &name, told?, began, &file(role, "log"));
     }
     Ok(())
 }

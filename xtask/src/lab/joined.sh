@@ -1,9 +1,11 @@
 #!/bin/sh
 # Run by systemd in each of two guests with a network between them, when everything else is started: the service as the
 # package has installed it sends to the one on the other guest. One line for each check, `ok|WHAT|FOUND` or
-# `FAIL|WHAT|FOUND`; the last one is `end`.
+# `FAIL|WHAT|FOUND`; the first one is `begun`, the last one `end`.
 
 exec 2> /dev/console
+
+echo begun
 
 check() {
     what=$1
@@ -55,7 +57,10 @@ listen = "127.0.0.1:9107"
 heartbeat_timeout = "60s"
 grace = "2min"
 END
-    systemctl restart weir && until_true sh -c "weir status | grep -q '^peer/$other  *OK'" && weir status | grep "^peer/$other"
+    systemctl restart weir || return 1
+    # Twice as long: the other guest may have been started once more.
+    set -- sh -c "weir status | grep -q '^peer/$other  *OK'"
+    { until_true "$@" || until_true "$@"; } && weir status | grep "^peer/$other"
 }
 
 arrives() {

@@ -3,6 +3,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::io::accounting::Lost;
 
 const SECOND: u64 = 1_000_000_000;
 const BATCH: u32 = 64 << 10;
@@ -37,8 +38,10 @@ fn a_link_starts_by_where_its_peer_is_and_what_is_configured() {
         assert_eq!(link.poll(BATCH, Time(0)).is_some(), wanted == "zero_copy");
         assert_eq!(link.poll(BATCH_BYTES_MIN - 1, Time(0)), None, "a small batch is copied");
     }
-    let lost =
-        ZeroCopySetting { lost: Some("too old".to_owned()), ..ZeroCopySetting::of(ZeroCopyMode::Always) };
+    let lost = ZeroCopySetting {
+        lost: Some(Lost { reason: "too old".to_owned(), fix: None }),
+        ..ZeroCopySetting::of(ZeroCopyMode::Always)
+    };
     assert_eq!(mode(&ZeroCopy::new(&lost, false, Time(0))), "off");
 }
 

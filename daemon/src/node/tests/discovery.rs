@@ -39,6 +39,16 @@ async fn line(node: &TestNode, is_right: impl Fn(&Subsystem) -> bool) -> Subsyst
     node.until("peers_dns", is_right).await
 }
 
+/// Node a, which looks the name up and has these peers besides, linked with b, which the name has.
+async fn linked(peers: impl FnOnce(&TestNode) -> Vec<PeerAddress>) -> (Records, TestNode, TestNode) {
+    let records = Records::default();
+    let b = TestNode::start(options("b"), 1);
+    records.set(&[b.listen]);
+    let a = TestNode::start(NodeOptions { peers: peers(&b), ..searching("a", &records) }, 1);
+    a.until_linked("b").await;
+    (records, a, b)
+}
+
 #[tokio::test]
 async fn nodes_find_each_other_by_a_name_and_themselves_not() {
     let records = Records::default();
@@ -107,12 +117,7 @@ async fn line_of_one(a: &TestNode) {
 
 #[tokio::test]
 async fn a_peer_that_is_configured_too_has_one_link_and_stays_when_the_name_does_not_have_it() {
-    let records = Records::default();
-    let b = TestNode::start(options("b"), 1);
-    records.set(&[b.listen]);
-    let peers = vec![peer_at("b", b.listen)];
-    let a = TestNode::start(NodeOptions { peers, ..searching("a", &records) }, 1);
-    a.until_linked("b").await;
+    let (records, a, b) = linked(|b| vec![peer_at("b", b.listen)]).await;
     let line = line(&a, |line| line.detail.ends_with("peers: b")).await;
     assert_eq!(line.detail, "all.weir:7070: 1 addresses; peers: b");
     records.set(&[a.listen]);
@@ -131,12 +136,7 @@ async fn reload(node: &TestNode, peers: Vec<PeerAddress>, lookup: Option<Lookup>
 
 #[tokio::test]
 async fn a_peer_that_the_configuration_names_no_more_is_dialled_where_the_name_has_it() {
-    let records = Records::default();
-    let b = TestNode::start(options("b"), 1);
-    records.set(&[b.listen]);
-    let peers = vec![peer_at("b", b.listen)];
-    let a = TestNode::start(NodeOptions { peers, ..searching("a", &records) }, 1);
-    a.until_linked("b").await;
+    let (records, a, _b) = linked(|b| vec![peer_at("b", b.listen)]).await;
     line(&a, |line| line.detail.ends_with("peers: b")).await;
     // It lets go of the link, which it has dialled.
     reload(&a, Vec::new(), Some(records.lookup())).await;
@@ -148,11 +148,7 @@ async fn a_peer_that_the_configuration_names_no_more_is_dialled_where_the_name_h
 
 #[tokio::test]
 async fn another_interval_leaves_the_links_to_the_peers_that_were_found() {
-    let records = Records::default();
-    let b = TestNode::start(options("b"), 1);
-    records.set(&[b.listen]);
-    let a = TestNode::start(searching("a", &records), 1);
-    a.until_linked("b").await;
+    let (records, a, b) = linked(|_| Vec::new()).await;
     // From here on nobody could be found again.
     records.set(&[]);
     line(&a, |line| line.state == Health::Degraded).await;

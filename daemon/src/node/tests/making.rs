@@ -10,6 +10,7 @@ use weir_ipc::layout::SEGMENTS_MAX;
 
 use super::super::making::Make;
 use super::*;
+use crate::shard::placement::keeper::tests as keeper;
 
 /// Floating segments of a partition that is made on the thread for large regions.
 const MANY: u32 = 4096;
@@ -78,6 +79,18 @@ async fn until_used(node: &TestNode, bytes: u64) {
         }
     };
     patiently("the budget given back", seen).await;
+}
+
+#[tokio::test]
+async fn a_node_that_memory_cannot_be_taken_from_is_told_once_a_region_was_to_be_made_there() {
+    let placement = keeper::asking_for(keeper::NO_NODE);
+    let node = TestNode::start(NodeOptions { placement, ..options("a") }, 1);
+    assert_eq!(node.subsystem("placement").await.map(|line| line.state), Some(Health::Ok));
+    let mut client = node.client().await;
+    let (body, _) = client.ask(RequestBody::CreatePartition(producer("x"))).await;
+    assert!(matches!(body, ResponseBody::Partition { .. }), "it is made all the same: {body:?}");
+    let line = node.until("placement", |line| line.state == Health::Degraded).await;
+    assert!(line.reason.as_deref().unwrap_or_default().contains("set_mempolicy"), "{line:?}");
 }
 
 #[tokio::test]

@@ -72,7 +72,7 @@ metrics! {
         "1 while a subsystem has less than it could have, else 0; `weir status` gives the reason and the fix. A subsystem \
          that is off has no series.";
 
-    MEMORY_USED = Gauge "weir_memory_used_bytes" [] "bytes": "Memory of all regions.";
+    MEMORY_USED = Gauge "weir_memory_used_bytes" [] "bytes": "Memory of all regions, and of the pages behind those that are registered for zero-copy sends.";
     MEMORY_HIGH_WATER = Gauge "weir_memory_high_water_bytes" [] "bytes":
         "Most memory of all regions at one time since the daemon started.";
     MEMORY_LIMIT = Gauge "weir_memory_limit_bytes" [] "bytes": "Bound on the memory of all regions, `memory.total`.";

@@ -40,7 +40,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
             pid: 4242,
             uptime_seconds: 60,
             listen: "127.0.0.1:7070".into(),
-            memory: MemoryReport { used_bytes: 1, high_water_bytes: 2, total_bytes: 3 },
+            memory: MemoryReport { used_bytes: 1, behind_regions_bytes: 0, high_water_bytes: 2, total_bytes: 3 },
             subsystems: vec![
                 Subsystem::ok("node", "a"),
                 Subsystem::degraded("peer/b", "", "gone", "start it"),
@@ -56,7 +56,7 @@ fn facts(channels: Vec<ChannelRow>) -> Facts {
                 ..ShardRow::default()
             }],
             shards_missing: Vec::new(),
-                capabilities_given_up: Vec::new(), hooks: Vec::new(),
+                capabilities_given_up: Vec::new(), hooks: Vec::new(), zero_copy: None,
         },
         channels: ChannelsReport {
             schema_version: SCHEMA_VERSION,

@@ -266,6 +266,9 @@ pub struct Verdict {
     pub verdict: VerdictKind,
     /// In one sentence.
     pub summary: String,
+    /// Seconds after which it can be told, where it cannot yet because tasks have not been watched for long enough; else `null`.
+    #[serde(default)]
+    pub wait_seconds: Option<u32>,
     /// The window that it is from, in seconds.
     pub window_seconds: u32,
     /// What holds others up, the worst first.
@@ -396,6 +399,7 @@ pub fn decide(facts: &Facts) -> Verdict {
     Verdict {
         verdict,
         summary: text::summary(&view, verdict, &bottlenecks),
+        wait_seconds: wait_seconds(&view, verdict),
         window_seconds: window.seconds(),
         bottlenecks,
         victims: names(&found.victims),
@@ -467,6 +471,12 @@ impl<'a> View<'a> {
         self.summaries.get(place).copied().unwrap_or_default()
     }
 
+    /// Instances of a task that have been watched for less than a second.
+    fn too_new(&self, place: usize) -> usize {
+        let told = self.task(place).map_or(0, |task| task.instances.len());
+        told.saturating_sub(self.summary(place).known)
+    }
+
     fn name(&self, place: usize) -> &'a str {
         self.task(place).map_or("", |task| task.name.as_str())
     }
@@ -478,5 +488,16 @@ fn kind(view: &View<'_>, is_found: bool) -> VerdictKind {
     }
     let is_known = view.summaries.iter().any(|summary| summary.known > 0);
     let waits = view.summaries.iter().any(Summary::waits);
-    if is_known && !waits { VerdictKind::NoBottleneck } else { VerdictKind::NotEnoughData }
+    // One that has not been watched may wait for room, if it writes anything.
+    let mut writers = (0..view.summaries.len()).filter(|place| view.written(*place).next().is_some());
+    let is_too_new = writers.any(|place| view.too_new(place) > 0);
+    if is_known && !waits && !is_too_new { VerdictKind::NoBottleneck } else { VerdictKind::NotEnoughData }
+}
+
+/// When to ask again, if waiting is what helps.
+fn wait_seconds(view: &View<'_>, verdict: VerdictKind) -> Option<u32> {
+    let waits = view.summaries.iter().any(Summary::waits);
+    let is_too_new = (0..view.summaries.len()).any(|place| view.too_new(place) > 0);
+    let is_early = verdict == VerdictKind::NotEnoughData && !waits && is_too_new;
+    WINDOW_SECONDS.first().copied().filter(|_| is_early)
 }

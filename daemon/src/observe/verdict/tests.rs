@@ -203,11 +203,44 @@ fn what_is_not_known_of_tasks_is_said() {
     graph.0.tasks[0].instances[0].windows = [None; WINDOWS];
     graph.0.tasks[1].instances.clear();
     let needed = [
-        "1 of 1 instances of A have been watched for less than a second",
+        "1 of 1 instances of A has been watched for less than a second",
         "no instance of B tells its times",
         "1 of 4 instances of D tell their times",
     ];
     assert_eq!(decide(&graph.0).lacks, needed);
+}
+
+#[test]
+fn of_a_producer_that_was_not_watched_for_a_second_nothing_is_said_yet() {
+    let mut facts = chain(Does(10, 0), Computes).0;
+    for task in &mut facts.tasks {
+        for instance in &mut task.instances {
+            instance.windows = [Some(Shares { idle: 900, busy: 100, soft: 0, hard: 0 }); WINDOWS];
+        }
+    }
+    let known = decide(&facts);
+    assert_eq!((known.verdict, known.wait_seconds), (VerdictKind::NoBottleneck, None));
+    // The last task writes nothing: it waits for nobody.
+    let mut sink = facts.clone();
+    sink.tasks[3].instances[0].windows = [None; WINDOWS];
+    assert_eq!(decide(&sink).verdict, VerdictKind::NoBottleneck);
+    let mut early = facts.clone();
+    early.tasks[0].instances[0].windows = [None; WINDOWS];
+    let verdict = decide(&early);
+    assert_eq!((verdict.verdict, verdict.wait_seconds), (VerdictKind::NotEnoughData, Some(1)));
+    assert_eq!(
+        verdict.summary,
+        "Not enough data: 1 of 1 instances of A has been watched for less than a second, and no other task waits for \
+         room. Ask again in a second."
+    );
+    // Nobody has: the same.
+    early.tasks.iter_mut().for_each(|task| task.instances[0].windows = [None; WINDOWS]);
+    let verdict = decide(&early);
+    assert_eq!((verdict.verdict, verdict.wait_seconds), (VerdictKind::NotEnoughData, Some(1)));
+    assert!(verdict.summary.ends_with("for a second yet. Ask again in a second."), "{}", verdict.summary);
+    // Where nobody tells, waiting does not help.
+    early.tasks.iter_mut().for_each(|task| task.instances.clear());
+    assert_eq!(decide(&early).wait_seconds, None);
 }
 
 /// Four states of more than a second each are the parts of one second.

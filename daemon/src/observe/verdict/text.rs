@@ -8,8 +8,8 @@ use super::cause::{Doubts, computes, held, is_held, loaded, share_of};
 use super::sockets;
 use super::walk::{Place, Root};
 use super::{
-    Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts, SECOND_MS, VerdictKind, View,
-    of_cause,
+    Bottleneck, Cause, ChannelFacts, Confidence, ExchangeFacts, InstanceFacts, SECOND_MS, TaskFacts,
+    VerdictKind, View, of_cause,
 };
 use crate::observe::times::{Level, Shares};
 
@@ -73,22 +73,32 @@ pub(super) fn doubts(view: &View<'_>, root: &Root, doubts: &mut Doubts) {
 pub(super) fn lacks(view: &View<'_>) -> Vec<String> {
     let mut lacks = Vec::new();
     for (place, task) in view.facts.tasks.iter().enumerate() {
-        let known = view.summary(place).known;
         let told = task.instances.len();
+        let too_new = view.too_new(place);
         let declared = usize::try_from(task.parallelism).unwrap_or(usize::MAX);
         if told == 0 {
             lacks.push(format!("no instance of {} tells its times", task.name));
-        } else if known < told {
-            lacks.push(format!(
-                "{} of {told} instances of {} have been watched for less than a second",
-                told - known,
-                task.name
-            ));
+        } else if too_new > 0 {
+            lacks.push(too_new_text(too_new, task));
         } else if told < declared {
             lacks.push(format!("{told} of {declared} instances of {} tell their times", task.name));
         }
     }
     lacks
+}
+
+fn too_new_text(too_new: usize, task: &TaskFacts) -> String {
+    let (told, have) = (task.instances.len(), if too_new == 1 { "has" } else { "have" });
+    format!("{too_new} of {told} instances of {} {have} been watched for less than a second", task.name)
+}
+
+/// The first task that writes something and has instances that are too new.
+fn too_new_writer(view: &View<'_>) -> Option<String> {
+    let mut tasks = view.facts.tasks.iter().enumerate();
+    tasks.find_map(|(place, task)| {
+        let (too_new, writes) = (view.too_new(place), view.written(place).next().is_some());
+        (too_new > 0 && writes).then(|| too_new_text(too_new, task))
+    })
 }
 
 /// The verdict in one sentence.
@@ -118,8 +128,14 @@ pub(super) fn summary(view: &View<'_>, verdict: VerdictKind, bottlenecks: &[Bott
         }
         (VerdictKind::NotEnoughData, _) => {
             let waits = (0..view.summaries.len()).find(|place| view.summary(*place).waits());
+            let is_any_known = view.summaries.iter().any(|summary| summary.known > 0);
+            let again = super::wait_seconds(view, verdict).map_or("", |_| " Ask again in a second.");
             match waits {
-                None => "Not enough data: no task has been watched for a second yet.".to_owned(),
+                None if is_any_known => {
+                    let who = too_new_writer(view).unwrap_or_default();
+                    format!("Not enough data: {who}, and no other task waits for room.{again}")
+                }
+                None => format!("Not enough data: no task has been watched for a second yet.{again}"),
                 Some(place) => format!(
                     "Not enough data: {} waits for room, and what it writes to is not known.",
                     view.name(place)

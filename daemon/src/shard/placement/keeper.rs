@@ -4,7 +4,13 @@
 //! daemon. The kernel then moves the threads by itself, and on kernels before 6.2 every write to a cpuset undoes the binding
 //! of all of them. So it is looked once a second, from beside the shards: the main thread is never bound, and what it may use
 //! is what the daemon may use.
+//!
+//! Threads that help, such as the one that registers regions, follow the main thread. The kernel sees to that where nobody asked it for
+//! anything. But it keeps a thread to what it once asked for, and one that was started by a shard asked for what the main thread had
+//! at that moment: it would stay within that when a cpuset grows. And what kernels before 6.2 forget when a cpuset is written they
+//! forget for these threads too. So they are put where the main thread is whenever that is somewhere else than before.
 
+use std::fs;
 use std::io;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,10 +30,12 @@ trait Threads {
     fn affinity(&self, thread: Pid) -> io::Result<Vec<usize>>;
     /// Lets it use these and no others.
     fn set_affinity(&self, thread: Pid, cpus: &[usize]) -> io::Result<()>;
+    /// All threads of this process but those that the kernel made in it for a ring.
+    fn all(&self) -> Vec<Pid>;
     /// Whether the calling thread has a policy for memory already.
     fn has_own_policy(&self) -> bool;
-    /// Whether the kernel lets it prefer the memory of this node.
-    fn can_prefer(&self, node: u32) -> bool;
+    /// Asks the kernel to let it prefer the memory of this node.
+    fn can_prefer(&self, node: u32) -> io::Result<()>;
 }
 
 /// Those of this machine.
@@ -42,12 +50,21 @@ impl Threads for Real {
         numa::set_affinity(Some(thread), cpus)
     }
 
+    fn all(&self) -> Vec<Pid> {
+        let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+        let is_own = |task: &fs::DirEntry| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("iou-"))
+        };
+        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse().ok();
+        tasks.flatten().filter(is_own).filter_map(number).filter_map(Pid::from_raw).collect()
+    }
+
     fn has_own_policy(&self) -> bool {
         numa::has_own_policy()
     }
 
-    fn can_prefer(&self, node: u32) -> bool {
-        Preference::begin(Some(node)).is_some()
+    fn can_prefer(&self, node: u32) -> io::Result<()> {
+        Preference::begin(Some(node)).map(drop)
     }
 }
 
@@ -60,8 +77,9 @@ impl Keeper {
     #[must_use]
     pub fn start(root: Root, pin: Pin, shards: u16) -> Self {
         let kept = Kept::start(root, rustix::process::getpid(), pin, shards, &Real);
-        if !kept.doubts().is_empty() {
-            tracing::info!(doubts = kept.doubts().join("; "), "the machine is taken for a simpler one");
+        let doubts = kept.topology.doubts();
+        if !doubts.is_empty() {
+            tracing::info!(doubts = doubts.join("; "), "the machine is taken for a simpler one");
         }
         Self(Arc::new(Mutex::new(kept)))
     }
@@ -86,7 +104,7 @@ impl Keeper {
         self.lock().take(read);
     }
 
-    /// Puts every shard where it is to be, if it is not there.
+    /// Puts every shard where it is to be, if it is not there, and after a change every other thread where the main thread is.
     pub fn settle(&self) {
         self.lock().settle_all(&Real);
     }
@@ -95,6 +113,24 @@ impl Keeper {
     #[must_use]
     pub fn memory_of(&self, shard: u16) -> NodeChoice {
         self.lock().memory_of(usize::from(shard))
+    }
+
+    /// Memory that the calling thread takes from now on is to come from where that of this shard does, until what is returned is
+    /// dropped.
+    #[must_use]
+    pub fn prefer_memory_of(&self, shard: u16) -> Option<Preference> {
+        let preference = Preference::begin(self.memory_of(shard).preferred());
+        match &preference {
+            Ok(None) => {}
+            Ok(Some(_)) => self.handle_preferred(Ok(())),
+            Err(error) => self.handle_preferred(Err(error.to_string())),
+        }
+        preference.ok().flatten()
+    }
+
+    /// The kernel was asked to take memory from the node of a shard, and did, or refused it for this reason.
+    pub fn handle_preferred(&self, said: Result<(), String>) {
+        self.lock().handle_preferred(said);
     }
 
     /// Where everything is, at this moment.
@@ -141,8 +177,10 @@ struct Kept {
     pin: Pin,
     /// Whether an operator has said where memory comes from.
     has_own_policy: bool,
-    /// Whether the kernel, or a filter, refuses to take memory from the node that is named.
+    /// Whether the kernel, or a filter, refused at the start to take memory from the node that is named. Then it is not asked again.
     is_policy_refused: bool,
+    /// Why it did the last time that it was asked.
+    policy_refused: Option<String>,
     /// Whether the daemon was started with fewer CPUs than its cpuset has: by `CPUAffinity=` or `taskset`, which kernels before
     /// 6.2 forget when a cpuset is written, or the daemon put into another. It keeps to them then.
     is_narrow: bool,
@@ -154,6 +192,8 @@ struct Kept {
     /// NUMA nodes whose memory may be used; none where that is not known.
     memories: Option<Vec<u32>>,
     shards: Vec<Shard>,
+    /// Whether the threads beside shards may be elsewhere than the main thread.
+    has_moved: bool,
 }
 
 #[derive(Debug, Default)]
@@ -180,11 +220,13 @@ impl Kept {
         kept.at_start.clone_from(&kept.allowed);
         kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
         let preferred = (0..kept.shards.len()).find_map(|shard| kept.memory_of(shard).preferred());
-        kept.is_policy_refused = preferred.is_some_and(|node| !threads.can_prefer(node));
+        let refused = preferred.and_then(|node| threads.can_prefer(node).err());
+        kept.policy_refused = refused.map(|error| error.to_string());
+        kept.is_policy_refused = kept.policy_refused.is_some();
         kept
     }
 
-    fn news(&self, threads: &impl Threads) -> Option<News> {
+    fn news(&mut self, threads: &impl Threads) -> Option<News> {
         let main = self.main?;
         let mut allowed = threads.affinity(main).ok()?;
         if self.is_narrow {
@@ -194,6 +236,7 @@ impl Kept {
                 // All of them, also those that are missing now: newer kernels give them back by themselves. Where it is refused,
                 // shards keep to them all the same.
                 let _ = threads.set_affinity(main, &self.at_start);
+                self.has_moved = true;
                 allowed = within;
             }
         }
@@ -208,6 +251,7 @@ impl Kept {
         let before = self.allowed.clone();
         self.plan(read);
         if self.allowed != before {
+            self.has_moved = true;
             self.tell(&show_list(&before));
         }
     }
@@ -217,10 +261,31 @@ impl Kept {
         let places = plan(&topology, memories.as_deref(), shards, self.pin);
         self.shards.iter_mut().zip(places).for_each(|(shard, place)| shard.place = place);
         (self.allowed, self.topology, self.memories) = (allowed, topology, memories);
+        if !self.is_policy_refused {
+            // That was of the plan before.
+            self.policy_refused = None;
+        }
     }
 
     fn settle_all(&mut self, threads: &impl Threads) {
         (0..self.shards.len()).for_each(|shard| self.settle(threads, shard));
+        if std::mem::take(&mut self.has_moved) {
+            self.settle_others(threads);
+        }
+    }
+
+    /// Puts the threads beside shards where the main thread is. What cannot be done is left: they only help.
+    fn settle_others(&self, threads: &impl Threads) {
+        let is_kept = |thread: &Pid| self.shards.iter().any(|shard| shard.thread == Some(*thread));
+        let others =
+            threads.all().into_iter().filter(|thread| self.main != Some(*thread) && !is_kept(thread));
+        for thread in others {
+            if threads.affinity(thread).is_ok_and(|now| now != self.allowed) {
+                // As the main thread: also those that are missing now, of which one at least must be there.
+                let is_set = self.is_narrow && threads.set_affinity(thread, &self.at_start).is_ok();
+                let _ = if is_set { Ok(()) } else { threads.set_affinity(thread, &self.allowed) };
+            }
+        }
     }
 
     /// Says that other CPUs may be used than before.
@@ -282,12 +347,12 @@ impl Kept {
         NodeChoice::Preferred(node.filter(|_| !self.has_own_policy && !self.is_policy_refused))
     }
 
-    /// What is not as the machine is.
-    fn doubts(&self) -> Vec<String> {
-        let refused =
-            "the kernel or a filter refuses set_mempolicy: memory comes from whatever node the kernel likes";
-        let refused = self.is_policy_refused.then(|| refused.to_owned());
-        self.topology.doubts().iter().cloned().chain(refused).collect()
+    fn handle_preferred(&mut self, said: Result<(), String>) {
+        let refused = said.err();
+        if let (Some(error), None) = (&refused, &self.policy_refused) {
+            tracing::warn!(error, "the kernel does not take memory from the NUMA node of a shard");
+        }
+        self.policy_refused = refused;
     }
 
     fn report(&self) -> Placements {
@@ -307,7 +372,8 @@ impl Kept {
             at_start: self.at_start.clone(),
             allowed: self.allowed.clone(),
             machine: self.topology.describe(),
-            doubts: self.doubts(),
+            doubts: self.topology.doubts().to_vec(),
+            policy_refused: self.policy_refused.clone(),
             has_own_policy: self.has_own_policy,
             shards: shards.collect(),
         }
@@ -328,4 +394,4 @@ fn is_narrower(root: &Root, allowed: &[usize]) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

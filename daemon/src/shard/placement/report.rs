@@ -40,6 +40,8 @@ pub struct Placements {
     pub doubts: Vec<String>,
     /// Whether an operator has said where memory comes from.
     pub has_own_policy: bool,
+    /// Why the kernel does not take memory from the node of a shard, if it was asked and refused.
+    pub policy_refused: Option<String>,
     /// In order.
     pub shards: Vec<ShardPlace>,
 }
@@ -131,26 +133,41 @@ impl Placements {
             .map(|(at, _)| at)
             .collect();
         let is_crowded = !self.allowed.is_empty() && self.shards.len() > self.allowed.len();
-        if is_crowded {
+        let of_cpus = if is_crowded {
             let reason =
                 format!("{} take turns on CPUs {allowed}{since}", counted(self.shards.len(), "shard"));
             let fix = if missing.is_empty() { crowded_fix(self.allowed.len()) } else { give_back };
-            Subsystem::degraded(NAME, detail, reason, fix)
+            Some((reason, fix))
         } else if let Some(refused) = refused {
             let reason = format!("the kernel does not bind shards: {refused}");
-            Subsystem::degraded(
-                NAME,
-                detail,
-                reason,
-                "SystemCallFilter=sched_setaffinity; or shard.pin = \"off\"",
-            )
+            Some((reason, "SystemCallFilter=sched_setaffinity; or shard.pin = \"off\"".to_owned()))
         } else if !missing.is_empty() && !lost.is_empty() {
             let reason =
                 format!("CPUs {allowed} may be used{since}: not bound any more: shard {}", show_list(&lost));
-            Subsystem::degraded(NAME, detail, reason, give_back)
+            Some((reason, give_back))
         } else {
-            Subsystem::ok(NAME, format!("{detail}{since}"))
+            None
+        };
+        let causes = [of_cpus, self.refused_memory()];
+        match causes
+            .into_iter()
+            .flatten()
+            .reduce(|a, b| (format!("{}; {}", a.0, b.0), format!("{}; {}", a.1, b.1)))
+        {
+            Some((reason, fix)) => Subsystem::degraded(NAME, detail, reason, fix),
+            None => Subsystem::ok(NAME, format!("{detail}{since}")),
         }
+    }
+
+    /// Why memory of a shard comes from any node, if it is not to, and what helps.
+    fn refused_memory(&self) -> Option<(String, String)> {
+        let refused = self.policy_refused.as_ref()?;
+        let reason = format!(
+            "the kernel or a filter refuses set_mempolicy ({refused}): memory comes from whatever node the kernel likes"
+        );
+        let fix = "SystemCallFilter=get_mempolicy set_mempolicy, or for a container a profile that allows them; and \
+                   cpuset.mems with the nodes of all CPUs";
+        Some((reason, fix.to_owned()))
     }
 
     /// What a daemon with these settings would have, as far as it is known before it is started.
@@ -270,6 +287,22 @@ mod tests {
             why(&placements(Pin::On, &[], &[], &[None])),
             "the kernel does not tell which CPUs may be used"
         );
+    }
+
+    #[test]
+    fn memory_that_may_not_be_taken_from_a_node_is_a_cause_of_its_own_beside_others() {
+        let mut told = placements(Pin::On, &[0, 1], &[0, 1], &[Some(0), Some(1)]);
+        told.policy_refused = Some("Operation not permitted".to_owned());
+        let line = told.line();
+        assert_eq!((line.state, &*line.detail), (Health::Degraded, "2 shards bound to CPUs 0, 1 of 0-1"));
+        let (reason, fix) = (line.reason.unwrap(), line.fix.unwrap());
+        assert!(reason.contains("refuses set_mempolicy (Operation not permitted)"), "{reason}");
+        assert!(fix.contains("set_mempolicy"), "{fix}");
+        told.allowed = vec![0];
+        let line = told.line();
+        let (both, fixes) = (line.reason.unwrap(), line.fix.unwrap());
+        assert!(both.starts_with("2 shards take turns") && both.ends_with(&reason), "{both}");
+        assert!(fixes.starts_with("CPUs 1 back") && fixes.ends_with(&fix), "{fixes}");
     }
 
     #[test]

@@ -75,12 +75,16 @@ impl Threads for Machine {
         Ok(())
     }
 
+    fn all(&self) -> Vec<Pid> {
+        self.threads.borrow().keys().copied().collect()
+    }
+
     fn has_own_policy(&self) -> bool {
         false
     }
 
-    fn can_prefer(&self, _node: u32) -> bool {
-        !self.refuses_policies
+    fn can_prefer(&self, _node: u32) -> io::Result<()> {
+        if self.refuses_policies { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 }
 
@@ -148,6 +152,18 @@ impl World {
     fn state(&self) -> Health {
         self.kept.report().line().state
     }
+}
+
+/// A node that no kernel has.
+pub(crate) const NO_NODE: u32 = 5000;
+
+/// A keeper whose first shard is to have memory of this node, and that looks at no thread.
+pub(crate) fn asking_for(node: u32) -> Keeper {
+    let mut kept = Kept { main: None, ..World::start(&[0, 1, 4, 5], Pin::On, 2, false).kept };
+    // Numbers of the written machine, which a real keeper takes for threads of this one.
+    kept.shards.iter_mut().for_each(|shard| shard.thread = None);
+    kept.shards[0].place.memory_node = Some(node);
+    Keeper(Arc::new(Mutex::new(kept)))
 }
 
 #[test]
@@ -268,14 +284,64 @@ fn what_the_daemon_was_started_with_counts_when_a_cpuset_forgets_it() {
 }
 
 #[test]
+fn threads_beside_shards_follow_the_main_thread() {
+    for forgets in [false, true] {
+        let mut world = World::start(&[0, 1, 4, 5], Pin::Auto, 1, forgets);
+        world.change(&[0, 1]);
+        // One that nobody told anything, and one that was started by a shard meanwhile.
+        let (untold, started) = (pid(200), pid(201));
+        for thread in [untold, started] {
+            world.machine.threads.borrow_mut().insert(thread, Thread { asked: None, has: vec![0, 1] });
+        }
+        world.machine.set_affinity(started, &[0, 1]).unwrap();
+        for cpus in [&[0, 1, 4, 5][..], &[4], &[0, 1, 4, 5]] {
+            world.change(cpus);
+            for thread in [pid(100), untold, started] {
+                assert_eq!(world.machine.has(thread), cpus, "{thread:?}");
+            }
+            assert_eq!(world.shards(), [vec![cpus[0]]]);
+        }
+        assert_eq!(world.machine.threads.borrow()[&untold].asked, None, "the kernel sees to it");
+        // One alone that somebody binds stays there.
+        world.machine.set_affinity(untold, &[5]).unwrap();
+        world.look();
+        assert_eq!(world.machine.has(untold), [5]);
+    }
+}
+
+#[test]
+fn threads_beside_shards_keep_to_what_the_daemon_was_started_with() {
+    for forgets in [false, true] {
+        let all: Vec<usize> = (0..8).collect();
+        let mut world = World::start_within(&all, &[2, 3, 4, 5], Pin::Auto, 1, forgets);
+        let helper = pid(200);
+        let threads = || Thread { asked: Some(vec![2, 3, 4, 5]), has: vec![2, 3, 4, 5] };
+        world.machine.threads.borrow_mut().insert(helper, threads());
+        for (cpuset, expected) in [
+            (&all[..], &[2, 3, 4, 5][..]),
+            (&all[..4], &[2, 3]),
+            (&all[..2], &[0, 1]),
+            (&all[..], &[2, 3, 4, 5]),
+        ] {
+            world.change(cpuset);
+            assert_eq!(world.machine.has(helper), expected, "{forgets} {cpuset:?}");
+        }
+    }
+}
+
+#[test]
 fn memory_of_a_node_that_may_not_be_used_any_more_is_not_asked_for() {
     let mut world = World::start(&[0, 1, 4, 5], Pin::On, 2, false);
     let status = world.directory.path().join("proc/self/status");
     for (nodes, expected) in [("0-1", 1), ("0", 0), ("0-1", 1)] {
-        std::fs::write(&status, format!("Mems_allowed_list:\t{nodes}\n")).unwrap();
+        fs::write(&status, format!("Mems_allowed_list:\t{nodes}\n")).unwrap();
         world.look();
         assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(expected)));
         assert!(world.kept.news(&world.machine).is_none(), "no news twice");
+        assert_eq!(world.state(), Health::Ok);
+        // What was asked for before that was seen is refused, which says nothing of the next plan.
+        world.kept.handle_preferred(Err("invalid argument".to_owned()));
+        assert_eq!(world.state(), Health::Degraded);
     }
     assert_eq!(world.shards(), [vec![0], vec![4]]);
 }
@@ -304,9 +370,36 @@ fn a_policy_that_is_refused_is_not_claimed() {
     let machine = Machine::of(&[0, 1, 4, 5], &[1, 2, 100].map(pid), false);
     let world = World::start_on(Machine { refuses_policies: true, ..machine }, Pin::On, 2);
     assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(None));
-    let report = world.kept.report();
-    assert!(report.doubts.iter().any(|doubt| doubt.contains("refuses set_mempolicy")), "{report:?}");
-    assert_eq!(World::start(&[0, 1, 4, 5], Pin::On, 2, false).kept.report().doubts, [""; 0]);
+    let refused = |world: &World| {
+        let line = world.kept.report().line();
+        (
+            line.state,
+            line.reason.is_some_and(|reason| reason.contains("refuses set_mempolicy (permission denied)")),
+        )
+    };
+    assert_eq!(refused(&world), (Health::Degraded, true));
+    assert_eq!(refused(&World::start(&[0, 1, 4, 5], Pin::On, 2, false)), (Health::Ok, false));
+}
+
+#[test]
+fn a_policy_that_is_refused_later_is_told_until_it_is_not() {
+    let mut world = World::start(&[0, 1, 4, 5], Pin::On, 2, false);
+    let refused = || Err("permission denied".to_owned());
+    for (said, state) in [(refused(), Health::Degraded), (Ok(()), Health::Ok), (refused(), Health::Degraded)]
+    {
+        world.kept.handle_preferred(said);
+        assert_eq!(world.state(), state);
+        // It is asked again with the next region, which may have it.
+        assert_eq!(world.kept.memory_of(1), NodeChoice::Preferred(Some(1)));
+    }
+}
+
+#[test]
+fn a_node_that_cannot_be_preferred_is_noted_by_the_thread_that_asks_for_it() {
+    let keeper = asking_for(NO_NODE);
+    assert!(keeper.prefer_memory_of(0).is_none());
+    let line = keeper.report().line();
+    assert!(line.reason.is_some_and(|reason| reason.contains("set_mempolicy")), "{:?}", line.state);
 }
 
 #[test]
