@@ -222,6 +222,10 @@ fn write(
     let (mut number, mut records) = (0_u64, 0_u64);
     let length = record_bytes as u64;
     while !board.is_ending() {
+        if counter.stopped.load(Ordering::Relaxed) {
+            std::thread::sleep(STOPPED_LOOK);
+            continue;
+        }
         for partition in &mut group {
             let first = number;
             let write = |record: &mut [u8]| number = blast::fill(record, first);

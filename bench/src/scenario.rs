@@ -172,6 +172,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Lets the first thread of the producers write, or stand still.
+    fn set_writing(&mut self, writes: bool) -> Result<(), String> {
+        self.producer.command(if writes { "go 0" } else { "stop 0" })
+    }
+
     fn end(self) -> Result<(), String> {
         app::end(vec![self.producer, self.consumer])
     }
