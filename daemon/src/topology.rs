@@ -143,6 +143,12 @@ impl Topology {
         }
     }
 
+    /// Whether less could be read than there was before. Machines do not lose their nodes: files that cannot be read do that.
+    #[must_use]
+    pub fn is_poorer_than(&self, before: &Self) -> bool {
+        self.doubts.len() > before.doubts.len() || (self.nodes.is_empty() && !before.nodes.is_empty())
+    }
+
     /// What is not known of the machine, in words; a few at most.
     #[must_use]
     pub fn doubts(&self) -> &[String] {

@@ -532,7 +532,9 @@ fn a_shard_sleeps_for_all_its_sessions() {
             if found.len() == 2 {
                 break;
             }
-            let is_dirty = watchers.iter_mut().fold(false, |is_dirty, watcher| watcher.park(signal::Park::UntilRung) | is_dirty);
+            let is_dirty = watchers
+                .iter_mut()
+                .fold(false, |is_dirty, watcher| watcher.park(signal::Park::UntilRung) | is_dirty);
             eventfds.park(!is_dirty);
             watchers.iter_mut().for_each(signal::Watcher::unpark);
         }

@@ -24,6 +24,10 @@ use crate::root::Root;
 use crate::topology::cpuset::cpuset;
 use crate::topology::{Topology, memories_allowed, parse_list, show_list};
 
+/// How often a machine that shows less of itself than before is read again before that is believed: once a second. Whoever has
+/// no descriptor left at this moment, which a flood of clients can bring about, reads no file.
+const POOR_READS_MAX: u32 = 60;
+
 /// What is asked of the kernel about threads.
 trait Threads {
     /// The CPUs that a thread may use.
@@ -194,6 +198,10 @@ struct Kept {
     shards: Vec<Shard>,
     /// Whether the threads beside shards may be elsewhere than the main thread.
     has_moved: bool,
+    /// How often in a row the machine showed less of itself than before.
+    poor_reads: u32,
+    /// What somebody gave the main thread and was taken back, the last time that it was told.
+    undone: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -237,22 +245,44 @@ impl Kept {
                 // shards keep to them all the same.
                 let _ = threads.set_affinity(main, &self.at_start);
                 self.has_moved = true;
+                if allowed != self.undone {
+                    let (found, kept) = (show_list(&allowed), show_list(&within));
+                    tracing::info!(found, kept, "the daemon keeps to the CPUs that it was started with");
+                    self.undone = allowed;
+                }
                 allowed = within;
             }
         }
         let has_other_cpus = allowed != self.allowed;
-        let has_other_memories =
-            || self.topology.has_several_memories() && memories_allowed(&self.root, "self") != self.memories;
+        let has_other_memories = || {
+            let memories =
+                memories_allowed(&self.root, "self").filter(|_| self.topology.has_several_memories());
+            memories.is_some() && memories != self.memories
+        };
         let is_news = !allowed.is_empty() && (has_other_cpus || has_other_memories());
         is_news.then(|| News { root: self.root.clone(), allowed })
     }
 
     fn take(&mut self, read: Read) {
         let before = self.allowed.clone();
+        let is_poorer = read.topology.is_poorer_than(&self.topology)
+            || read.memories.is_none() && self.memories.is_some();
+        if is_poorer && self.poor_reads < POOR_READS_MAX {
+            // It is news again at the next look.
+            self.poor_reads += 1;
+            return;
+        }
+        self.poor_reads = 0;
+        if is_poorer {
+            tracing::warn!(
+                doubts = read.topology.doubts().join("; "),
+                "the machine shows less of itself than before"
+            );
+        }
         self.plan(read);
         if self.allowed != before {
             self.has_moved = true;
-            self.tell(&show_list(&before));
+            self.tell(&before);
         }
     }
 
@@ -289,11 +319,20 @@ impl Kept {
     }
 
     /// Says that other CPUs may be used than before.
-    fn tell(&self, before: &str) {
+    fn tell(&self, before: &[usize]) {
         let report = self.report();
         let (cpus, at_start) = (show_list(&self.allowed), show_list(&self.at_start));
         let placement = report.describe();
-        if report.missing().is_empty() {
+        let had_all = self.at_start.iter().all(|cpu| before.contains(cpu));
+        let before = show_list(before);
+        if report.missing().is_empty() && had_all {
+            tracing::info!(
+                cpus,
+                before,
+                placement,
+                "the daemon may use other CPUs beside those of its start"
+            );
+        } else if report.missing().is_empty() {
             tracing::info!(
                 cpus,
                 before,

@@ -347,6 +347,43 @@ fn memory_of_a_node_that_may_not_be_used_any_more_is_not_asked_for() {
 }
 
 #[test]
+fn a_machine_whose_files_cannot_be_read_for_a_while_is_no_other_machine() {
+    let mut world = World::start(&[0, 1, 4, 5], Pin::On, 4, false);
+    let [proc, sys] = ["proc", "sys"].map(|name| world.directory.path().join(name));
+    fs::write(proc.join("self/status"), "Mems_allowed_list:\t0-1\n").unwrap();
+    world.look();
+    let (shards, memory) = (world.shards(), world.kept.memory_of(2));
+    assert_eq!(memory, NodeChoice::Preferred(Some(0)));
+    let aside = world.directory.path().join("aside");
+    let hide = |hidden: bool| {
+        for part in [&proc, &sys] {
+            let place = aside.join(part.file_name().unwrap());
+            let (from, to) = if hidden { (part, &place) } else { (&place, part) };
+            fs::rename(from, to).unwrap();
+        }
+    };
+    fs::create_dir(&aside).unwrap();
+    hide(true);
+    world.look();
+    assert_eq!((world.shards(), world.kept.memory_of(2)), (shards.clone(), memory));
+    // Also not when other CPUs may be used meanwhile; these come when it can be read again.
+    world.change(&[0, 1, 4, 5, 6, 7]);
+    assert_eq!(world.kept.report().allowed, [0, 1, 4, 5]);
+    assert_eq!((world.shards(), world.kept.memory_of(2)), (shards, memory));
+    hide(false);
+    world.look();
+    assert_eq!(world.kept.report().allowed, [0, 1, 4, 5, 6, 7]);
+    assert!(world.kept.topology.has_several_memories());
+    // What stays so is believed in the end: shards must go where they may.
+    hide(true);
+    world.machine.change(&[6, 7]);
+    for _ in 0..=POOR_READS_MAX {
+        world.look();
+    }
+    assert_eq!(world.kept.report().allowed, [6, 7]);
+}
+
+#[test]
 fn fewer_than_the_cpuset_has_is_told_from_a_small_cpuset() {
     let online = ("/sys/devices/system/cpu/online", "0-3\n");
     let group = ("/proc/self/cgroup", "0::/weir\n");
