@@ -164,6 +164,31 @@ fn what_is_sent_from_registered_memory_arrives_as_it_was_and_the_registration_en
 }
 
 #[test]
+fn a_region_that_falls_silent_after_it_asked_is_registered_while_its_ring_sleeps() {
+    let Some(mut ring) = registering_ring() else { return };
+    let (near, far) = tcp_pair();
+    let reader = std::thread::spawn(move || std::io::copy(&mut { far }, &mut std::io::sink()));
+    let slot = ring.add_socket(near.into()).expect("a place");
+    let (client, mut seen) = (client(), Seen::default());
+    for number in 0..32 {
+        seen.send(&mut ring, slot, &client, number);
+    }
+    seen.wait_released(&mut ring);
+    let started = Instant::now();
+    while registered(&ring).regions == 0 {
+        assert!(started.elapsed() < STUCK, "{:?}", registered(&ring));
+        // Nothing comes any more that would end this.
+        ring.park(None).expect("a working ring");
+        seen.take(&mut ring);
+    }
+    let found = registered(&ring);
+    assert_eq!((found.bytes, found.sends, found.refused), (client.region.bytes(), 0, 0));
+    drop(ring);
+    assert_eq!(Arc::strong_count(&client.region), 1);
+    let _ = reader.join();
+}
+
+#[test]
 fn out_of_an_interface_that_swallows_everything_registered_sends_are_not_copied() {
     if let Err(why) = alone(|| -> Result<(), String> {
         own_network(&[])?;
