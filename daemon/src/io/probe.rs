@@ -261,9 +261,10 @@ const NAMED: u16 = 1;
 /// The registration is shared by another ring, as those of regions are, and named after one before it was shared as well: kernels
 /// before some 6.18.y lost what stood behind a number that was shared, and answer EFAULT.
 fn try_zero_copy() -> Result<(), Errno> {
+    // Before the rings: on every way out they go first.
+    let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
     let mut ring: IoUring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
-    let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
     let vector = libc::iovec { iov_base: memory.address().cast(), iov_len: memory.bytes() };
     let source: IoUring = IoUring::builder().build(1).map_err(Errno::from)?;
     // SAFETY: the memory outlives the registration, which ends with the rings, or it is never given back.
