@@ -12,7 +12,7 @@ use crate::exit::{Exit, Problem};
 use crate::io::RingError;
 use crate::io::accounting::Accounting;
 use crate::io::probe::Probe;
-use crate::io::probe::{self, Level};
+use crate::io::probe::{self, Level, Patience};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::io::zero_copy::{ZeroCopySupport, support};
 use crate::link::options::LinkOptions;
@@ -210,6 +210,7 @@ impl Shards {
         }
         let mut prepared = Vec::new();
         let mut senders = Vec::new();
+        let patience = Patience::default();
         for shard in 0..count {
             let (sender, inbox) = mailbox(shard).map_err(|errno| {
                 Problem::new(Exit::Failed, "cannot make the mailbox of a shard").found(errno.to_string())
@@ -218,8 +219,7 @@ impl Shards {
             // What the kernel has for a ring, and the buffers that it receives into.
             let _preference = Preference::begin(placement.memory_of(shard).preferred());
             prepared.push(Prepared {
-                setup: probe::patiently(|| UringSetup::create(&ring), |error| error.errno)
-                    .map_err(ring_problem)?,
+                setup: patience.make(|| UringSetup::create(&ring)).map_err(ring_problem)?,
                 inbox,
                 options: ShardOptions {
                     node: config.node_name(),

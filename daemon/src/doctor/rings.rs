@@ -17,7 +17,7 @@ pub struct RingFacts {
 }
 
 impl RingFacts {
-    /// Tries them all: some milliseconds, on sockets of its own.
+    /// Tries them all, on sockets of its own: some milliseconds, but for what [`probe::try_levels`] and [`Accounting::find`] wait for.
     #[must_use]
     pub fn find(config: &Config) -> Self {
         let allowed = match config.io.level {
@@ -25,9 +25,8 @@ impl RingFacts {
             IoLevel::Incremental => Level::Incremental,
             IoLevel::Oneshot => Level::OneShot,
         };
-        let tried = Level::ALL.into_iter().map(|level| (level, probe::try_level(level)));
         let is_sending = config.link.zero_copy != ZeroCopyMode::Never;
-        Self { allowed, tried: tried.collect(), accounting: is_sending.then(Accounting::find) }
+        Self { allowed, tried: probe::try_levels(), accounting: is_sending.then(Accounting::find) }
     }
 }
 

@@ -81,7 +81,8 @@ pub struct Accounting {
 }
 
 impl Accounting {
-    /// Tries it: some milliseconds, with a hugepage and a connection of its own on the loopback.
+    /// Tries it: some milliseconds, with a hugepage and a connection of its own on the loopback. A way that gets stuck takes up to six
+    /// seconds, in which it is tried twice, and there are three.
     #[must_use]
     pub fn find() -> Self {
         Self { plain: try_way(Way::Plain), registered: try_way(Way::Registered), alone: try_way(Way::Alone) }

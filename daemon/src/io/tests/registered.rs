@@ -9,6 +9,7 @@ use socket2::SockRef;
 use super::zero_copy::rest;
 use super::*;
 use crate::io::RegisteredCounters;
+use crate::io::probe::Patience;
 use crate::memory::mebibytes;
 use crate::observe::tests::thread::{alone, keep_capabilities, own_network};
 
@@ -23,7 +24,7 @@ const ATTEMPTS: u32 = 3000;
 
 /// A ring that registers regions. None, with the reason printed, where the kernel cannot.
 fn registering_ring() -> Option<Uring> {
-    if let Err(lost) = crate::io::probe::try_level(Level::Full) {
+    if let Err(lost) = crate::io::probe::try_level(Level::Full, &Patience::default()) {
         println!("not run here: {lost}");
         return None;
     }

@@ -36,6 +36,7 @@ pub use setup::{UringConfig, UringSetup};
 use super::{Chunk, Completion, Ring, RingCounters, RingError, SendBatch, SocketSlot, WatchId};
 use crate::memory::SendRegion;
 use fixed::{ANSWER_WAIT, Fixed, Kernel, Registrar};
+pub(super) use memory::RECEIVE_MEMORY;
 use memory::ReceiveMemory;
 use queue::{Operation, Queue};
 use socket::Sockets;
