@@ -82,6 +82,11 @@ fn logged(daemon: &Daemon, text: &str) -> usize {
     daemon.printed().lines().filter(|line| line.contains(text)).count()
 }
 
+/// Waits until the log, which another thread writes, has this at all. How often it has it then.
+fn await_logged(daemon: &Daemon, text: &str) -> usize {
+    eventually(&format!("{text:?} in the log"), || Some(logged(daemon, text)).filter(|count| *count > 0))
+}
+
 const FEWER: &str = "may not use all CPUs that it had at its start";
 const AGAIN: &str = "may use all CPUs again that it had at its start";
 
@@ -172,10 +177,10 @@ fn a_daemon_that_loses_a_cpu_says_so_and_goes_back_when_it_has_it_again() {
     let mut sender = send(&daemon, "edge", &["--strategy", "forward"]);
     feed(&mut sender, b"one\n".to_vec()).join().expect("the feeder");
     assert_eq!((sender.output().status.code(), receiver.output().stdout), (Some(0), b"one\n".to_vec()));
-    assert_eq!((logged(&daemon, FEWER), logged(&daemon, AGAIN)), (1, 0), "{}", daemon.printed());
+    assert_eq!((await_logged(&daemon, FEWER), logged(&daemon, AGAIN)), (1, 0), "{}", daemon.printed());
     narrow(&[first, second]);
     await_places(&daemon, "ok", &[vec![first]]);
-    assert_eq!((logged(&daemon, FEWER), logged(&daemon, AGAIN)), (1, 1), "{}", daemon.printed());
+    assert_eq!((await_logged(&daemon, AGAIN), logged(&daemon, FEWER)), (1, 1), "{}", daemon.printed());
     // One thread alone, and nobody else: it is put back, and nothing is worth telling.
     let (shard, _) =
         threads(&daemon).into_iter().find(|(_, name)| name.starts_with("weir-shard-")).expect("a shard");
@@ -270,7 +275,7 @@ fn a_cpuset_that_shrinks_and_grows_while_it_runs_is_followed() {
     assert!(beside.len() > 1, "{beside:?}");
     group.give(&[first, second]).expect("the kernel takes it");
     await_places(&daemon, "ok", &[vec![first], vec![second]]);
-    assert_eq!((logged(&daemon, FEWER), logged(&daemon, AGAIN)), (1, 1), "{}", daemon.printed());
+    assert_eq!((await_logged(&daemon, AGAIN), logged(&daemon, FEWER)), (1, 1), "{}", daemon.printed());
     let has = |thread: Pid| {
         let set = sched_getaffinity(Some(thread)).expect("a thread");
         (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect::<Vec<usize>>()

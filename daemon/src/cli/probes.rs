@@ -8,16 +8,17 @@ use serde::Serialize;
 
 use super::output::{self, Align, Output};
 use crate::control::client;
-use crate::control::snapshot::{HookRow, SCHEMA_VERSION, StatusReport};
+use crate::control::snapshot::{Health, HookRow, SCHEMA_VERSION, StatusReport, Subsystem};
 use crate::exit::{Exit, Problem};
-use crate::observe::sockets::Observer;
+use crate::observe::sockets::{HOOKS_ATTACHED, Observer};
 
 /// Load the kernel probes of this program, show what became of each hook, and take them out again.
 ///
 /// Needs what the daemon needs for them: CAP_BPF and CAP_PERFMON. No daemon is asked, and none is disturbed. With --run-dir
 /// nothing is loaded: the daemon that runs there is asked what became of its own.
 ///
-/// Exit codes: 0 every hook is attached, 3 some are not, 1 there are no probes, with the reason, 4 no daemon answers.
+/// Exit codes: 0 every hook is attached, 3 some are not, 1 there are no probes, with the reason, or a daemon of an earlier release
+/// does not tell, 4 no daemon answers.
 #[derive(Args, Debug)]
 pub(super) struct ProbesArgs {
     /// Ask the daemon with this run directory.
@@ -69,12 +70,24 @@ fn tried() -> Result<(Vec<HookRow>, Option<f64>), Problem> {
 /// What a daemon that runs says of its own.
 fn of_daemon(run_dir: &Path) -> Result<Vec<HookRow>, Problem> {
     let report: StatusReport = client::get(run_dir, "/v1/status")?;
-    if !report.hooks.is_empty() {
-        return Ok(report.hooks);
-    }
     let line = report.subsystems.into_iter().find(|line| line.name == "probes");
-    let (reason, fix) = line.map_or((None, None), |line| (line.reason, line.fix));
-    Err(none().found(reason.unwrap_or_default()).fix(fix.unwrap_or_default()))
+    told(report.hooks, line)
+}
+
+/// The hooks that a daemon tells of, or why it tells of none: by its line `probes`.
+fn told(hooks: Vec<HookRow>, line: Option<Subsystem>) -> Result<Vec<HookRow>, Problem> {
+    match line {
+        _ if !hooks.is_empty() => Ok(hooks),
+        // Some are missing where that is degraded.
+        Some(line) if line.state == Health::Ok || line.detail.contains(HOOKS_ATTACHED) => {
+            Err(Problem::new(Exit::Failed, "this daemon does not tell what became of each hook")
+                .found(line.detail)
+                .needed("a daemon of this release")
+                .fix("weir probes, which tries them on this machine; or restart the daemon"))
+        }
+        Some(line) => Err(none().found(line.reason.unwrap_or_default()).fix(line.fix.unwrap_or_default())),
+        None => Err(none()),
+    }
 }
 
 fn text(report: &ProbesReport) -> String {
@@ -100,6 +113,22 @@ fn text(report: &ProbesReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_has_probes_and_does_not_tell_of_hooks_is_not_one_without_probes() {
+        let attached = Subsystem::ok("probes", "5 of 5 hooks attached, 0 sockets watched");
+        let some =
+            Subsystem::degraded("probes", "4 of 5 hooks attached, 0 sockets watched", "hook missing: x", "y");
+        for line in [attached, some] {
+            let text = told(Vec::new(), Some(line.clone())).unwrap_err().to_string();
+            assert!(text.contains("does not tell") && text.contains(&line.detail), "{text}");
+            assert!(!text.contains("no kernel probes"), "{text}");
+        }
+        let refused = Subsystem::degraded("probes", "sockets are sampled", "no CAP_BPF: x", "setcap y");
+        let text = told(Vec::new(), Some(refused)).unwrap_err().to_string();
+        assert_eq!(text, "no kernel probes; found no CAP_BPF: x; fix: setcap y");
+        assert_eq!(told(Vec::new(), None).unwrap_err().to_string(), "no kernel probes");
+    }
 
     #[test]
     fn a_hook_is_a_line_with_its_place_or_with_what_is_lost() {

@@ -10,7 +10,7 @@ use crate::config::{self, ClusterKey, Config};
 use crate::control::snapshot::Health;
 use crate::exit::{Exit, Problem};
 use crate::io::RingError;
-use crate::io::probe::{self, Level};
+use crate::io::probe::{self, Level, Patience};
 use crate::io::uring::{UringConfig, UringSetup};
 use crate::link::options::LinkOptions;
 use crate::link::peer::{Heartbeat, PeerAddress};
@@ -175,6 +175,7 @@ impl Shards {
         }
         let mut prepared = Vec::new();
         let mut senders = Vec::new();
+        let patience = Patience::default();
         for shard in 0..count {
             let (sender, inbox) = mailbox(shard).map_err(|errno| {
                 Problem::new(Exit::Failed, "cannot make the mailbox of a shard").found(errno.to_string())
@@ -183,8 +184,7 @@ impl Shards {
             // What the kernel has for a ring, and the buffers that it receives into.
             let _preference = placement.prefer_memory_of(shard);
             prepared.push(Prepared {
-                setup: probe::patiently(|| UringSetup::create(&ring), |error| error.errno)
-                    .map_err(ring_problem)?,
+                setup: patience.make(|| UringSetup::create(&ring)).map_err(ring_problem)?,
                 inbox,
                 options: ShardOptions {
                     node: config.node_name(),

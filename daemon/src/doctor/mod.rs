@@ -7,7 +7,6 @@
 //! | file | holds |
 //! |---|---|
 //! | this | rows, and the order in which they are shown |
-//! | [`root`](crate::root) | reading `/proc` and `/sys`, from wherever they are mounted |
 //! | [`process`] | whose limits count: capabilities, seccomp, resource limits, processors |
 //! | [`processors`] | cores and NUMA nodes, the cpuset, and where shards run |
 //! | [`kernel`] | release, switches, type information, lockdown |

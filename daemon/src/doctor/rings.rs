@@ -18,8 +18,8 @@ pub struct RingFacts {
 }
 
 impl RingFacts {
-    /// Tries them all: some milliseconds, on sockets of its own. What a daemon that runs has tried itself when it started is
-    /// not tried again: that daemon goes by what it found then.
+    /// Tries them all, on sockets of its own: some milliseconds, but for what [`probe::try_levels`] and the accounting wait for. What a
+    /// daemon that runs has tried itself when it started is not tried again: that daemon goes by what it found then.
     #[must_use]
     pub fn find(config: &Config, said: Option<&StatusReport>) -> Self {
         let allowed = match config.io.level {
@@ -27,8 +27,7 @@ impl RingFacts {
             IoLevel::Incremental => Level::Incremental,
             IoLevel::Oneshot => Level::OneShot,
         };
-        let tried = Level::ALL.into_iter().map(|level| (level, probe::try_level(level))).collect();
-        let found = Self { allowed, tried, zero_copy: ZeroCopySetting::never() };
+        let found = Self { allowed, tried: probe::try_levels(), zero_copy: ZeroCopySetting::never() };
         let zero_copy = match said.and_then(|said| said.zero_copy.clone()) {
             Some(said) => said,
             None => {

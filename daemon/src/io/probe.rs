@@ -3,16 +3,17 @@
 //! Version numbers say little: distributions add features to old kernels, and filters take them from new ones. So
 //! each level is tried on a pair of sockets, once, when the daemon starts.
 
+use std::cell::Cell;
 use std::fmt;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use io_uring::types::{self, CloneBuffersFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
-use super::uring::{UringConfig, UringSetup};
+use super::uring::{RECEIVE_MEMORY, UringConfig, UringSetup};
 use super::{Completion, Errno, Ring, RingError, SendBatch, SendPart};
 use crate::memory::{HugepageMode, PAGE_BYTES, Scratch};
 
@@ -78,13 +79,14 @@ pub fn probe(limit: Option<Level>) -> Result<Probe, RingError> {
     let limit = limit.unwrap_or(Level::Full);
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let found = |level, lost| Ok(Probe { level, kernel, lost });
-    patiently(|| try_round_trip(Level::OneShot), |error| error.errno)?;
+    let patience = Patience::default();
+    patience.make(|| try_round_trip(Level::OneShot))?;
     let mut level = Level::OneShot;
     for next in [Level::Incremental, Level::Full] {
         if limit == level {
             return found(level, Some(limited(limit)));
         }
-        if let Err(lost) = try_level(next) {
+        if let Err(lost) = try_level(next, &patience) {
             return found(level, Some(lost));
         }
         level = next;
@@ -101,13 +103,19 @@ pub fn limited(limit: Level) -> String {
 /// What brings back a level that is lost.
 pub const LOST_FIX: &str = "a newer kernel, or io.level";
 
-/// Tries one level by itself.
+/// Tries all levels, each by itself, from the lowest to the highest. What is lost without one that does not work; of the lowest,
+/// behind `"; "`, what the operator can do.
 ///
-/// # Errors
-///
-/// What is lost without it. Of the lowest, behind `"; "`, what the operator can do.
-pub fn try_level(level: Level) -> Result<(), String> {
-    let round_trip = || patiently(|| try_round_trip(level), |error| error.errno);
+/// Takes some milliseconds, and up to two seconds more where too little memory may be locked.
+#[must_use]
+pub fn try_levels() -> Vec<(Level, Result<(), String>)> {
+    let patience = Patience::default();
+    Level::ALL.into_iter().map(|level| (level, try_level(level, &patience))).collect()
+}
+
+/// Tries one of them. An error is what is lost without it.
+pub(super) fn try_level(level: Level, patience: &Patience) -> Result<(), String> {
+    let round_trip = || patience.make(|| try_round_trip(level));
     match level {
         Level::OneShot => round_trip().map_err(|error| error.to_string()),
         Level::Incremental => round_trip().map_err(|error| {
@@ -116,7 +124,7 @@ pub fn try_level(level: Level) -> Result<(), String> {
                 needed(error.errno, "6.12")
             )
         }),
-        Level::Full => patiently(try_zero_copy, |errno| *errno).map_err(|errno| {
+        Level::Full => patience.repeat(try_zero_copy, |errno| Some(*errno)).map_err(|errno| {
             let needed = match errno.0 {
                 libc::EFAULT => "a kernel that keeps registrations while one before them is shared".to_owned(),
                 _ => needed(errno, "6.15"),
@@ -129,22 +137,53 @@ pub fn try_level(level: Level) -> Result<(), String> {
     }
 }
 
-/// Longest time for which rings that are gone may go on counting against the limit on locked memory.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long rings that are gone are waited for, in all: those that were tried before, or by a process that has just ended, may still
+/// count against the limit on locked memory. One that is too low stays too low, and that is told a little later.
+#[derive(Debug)]
+pub struct Patience {
+    /// Pauses that are left.
+    pauses: Cell<u32>,
+    pause: Duration,
+}
 
-/// Does what takes a ring. Those that were tried before, or by a process that has just ended, may still count against the limit on
-/// locked memory: one that is too low stays too low, and that is told a little later.
-///
-/// # Errors
-/// Those of the last attempt.
-pub fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
-    let deadline = Instant::now() + RELEASE_TIMEOUT;
-    loop {
-        match attempt() {
-            Err(error) if errno(&error).0 == libc::ENOMEM && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(20));
+impl Default for Patience {
+    /// Two seconds.
+    fn default() -> Self {
+        Self::new(100, Duration::from_millis(20))
+    }
+}
+
+impl Patience {
+    /// So many pauses, of this length each.
+    #[must_use]
+    pub const fn new(pauses: u32, pause: Duration) -> Self {
+        Self { pauses: Cell::new(pauses), pause }
+    }
+
+    /// Makes a ring or what needs one, again and again while the kernel says that there is no memory for it, and a pause is left.
+    ///
+    /// # Errors
+    /// Those of the last attempt.
+    pub fn make<T>(&self, attempt: impl Fn() -> Result<T, RingError>) -> Result<T, RingError> {
+        // Memory to receive into is not locked, and hugepages are not what rings give back.
+        self.repeat(attempt, |error| (error.what != RECEIVE_MEMORY).then_some(error.errno))
+    }
+
+    /// As [`Self::make`]. `answer` is what the kernel said, if what failed is of those.
+    fn repeat<T, E>(
+        &self,
+        attempt: impl Fn() -> Result<T, E>,
+        answer: impl Fn(&E) -> Option<Errno>,
+    ) -> Result<T, E> {
+        loop {
+            let left = self.pauses.get();
+            match attempt() {
+                Err(error) if answer(&error) == Some(Errno(libc::ENOMEM)) && left > 0 => {
+                    self.pauses.set(left - 1);
+                    std::thread::sleep(self.pause);
+                }
+                outcome => return outcome,
             }
-            outcome => return outcome,
         }
     }
 }
@@ -261,9 +300,10 @@ const NAMED: u16 = 1;
 /// The registration is shared by another ring, as those of regions are, and named after one before it was shared as well: kernels
 /// before some 6.18.y lost what stood behind a number that was shared, and answer EFAULT.
 fn try_zero_copy() -> Result<(), Errno> {
+    // Before the rings: on every way out they go first.
+    let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
     let mut ring: IoUring =
         IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(8).map_err(Errno::from)?;
-    let memory = Scratch::create(PAGE_BYTES as usize, HugepageMode::Off).map_err(Errno::from)?;
     let vector = libc::iovec { iov_base: memory.address().cast(), iov_len: memory.bytes() };
     let source: IoUring = IoUring::builder().build(1).map_err(Errno::from)?;
     // SAFETY: the memory outlives the registration, which ends with the rings, or it is never given back.

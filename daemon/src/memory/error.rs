@@ -20,10 +20,10 @@ pub enum RegionError {
     NoHugepages {
         /// Pages of 2 MiB that the region needs.
         wanted: u64,
-        /// How many can be had, and the limit that leaves no more, if there is one.
+        /// How many can be had, and why no more, as far as that is known.
         found: String,
-        /// The command that provides them.
-        fix: String,
+        /// What provides them: a command to run, or what to look for.
+        remedy: String,
     },
     /// The system has too little memory.
     NoMemory {
@@ -48,8 +48,8 @@ impl fmt::Display for RegionError {
                 write!(f, "segment size is {found} bytes; needed: {SEGMENT_SIZE_NEEDED}")
             }
             Self::NoSegments => f.write_str("region of 0 segments; needed: at least 1"),
-            Self::NoHugepages { wanted, found, fix } => {
-                write!(f, "{found}; needed: {wanted}; run `{fix}` or set memory.hugepages = \"auto\"")
+            Self::NoHugepages { wanted, found, remedy } => {
+                write!(f, "{found}; needed: {wanted}; {remedy} or set memory.hugepages = \"auto\"")
             }
             Self::NoMemory { wanted_bytes, available_bytes } => write!(
                 f,

@@ -216,9 +216,6 @@ impl ReceiveRegion {
     }
 }
 
-/// Where hugepages are refused that are free.
-const HIDDEN_LIMIT_FIX: &str = "cat /sys/fs/cgroup/*/hugetlb.2MB.max (a limit of the container)";
-
 /// What the client may do with a region.
 struct Access {
     /// Name of the file, as `/proc/PID/maps` shows it.
@@ -327,12 +324,8 @@ impl Mapping {
 
 /// Why `wanted` hugepages cannot be had, with this pool.
 fn no_hugepages(pool: &Hugepages, wanted: u64) -> RegionError {
-    if pool.available() < wanted {
-        return RegionError::NoHugepages { wanted, found: pool.found(), fix: pool.fix(wanted) };
-    }
-    // They were had by somebody else for a moment, or there is a limit that is not seen from in here.
-    let found = format!("{}, and the kernel gives fewer", pool.found());
-    RegionError::NoHugepages { wanted, found, fix: HIDDEN_LIMIT_FIX.to_owned() }
+    let (found, remedy) = pool.refusal(wanted);
+    RegionError::NoHugepages { wanted, found, remedy }
 }
 
 /// An unsealed file of hugepages, all of them allocated.

@@ -49,9 +49,9 @@ impl Scratch {
                 return Ok(Self { memory, bytes });
             }
             if mode == HugepageMode::Require {
-                let found = system::hugepages(root).unwrap_or_default();
                 let wanted = (bytes as u64).div_ceil(HUGEPAGE_BYTES);
-                let text = format!("{}; needed: {wanted}; run `{}`", found.found(), found.fix(wanted));
+                let (found, remedy) = system::hugepages(root).unwrap_or_default().refusal(wanted);
+                let text = format!("{found}; needed: {wanted}; {remedy}");
                 return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
             }
         }

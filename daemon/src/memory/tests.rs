@@ -189,10 +189,10 @@ fn too_few_hugepages_are_an_error_only_when_they_are_required() {
     let root = system_with(2, "1000000");
     let create = |mode| SendRegion::create_at(129, SEGMENT, mode, root.path());
     let error = create(HugepageMode::Require).expect_err("3 pages of 2 free ones");
-    let fix = String::from("sysctl vm.nr_hugepages=11");
+    let remedy = String::from("run `sysctl vm.nr_hugepages=11`");
     assert_eq!(
         error,
-        RegionError::NoHugepages { wanted: 3, found: "2 hugepages of 2 MiB are free".to_owned(), fix }
+        RegionError::NoHugepages { wanted: 3, found: "2 hugepages of 2 MiB are free".to_owned(), remedy }
     );
     assert_eq!(
         error.to_string(),
@@ -212,7 +212,15 @@ fn hugepages_that_are_gone_when_they_are_taken_are_missed_without_a_signal() {
     }
     let root = system_with(10, "1000000");
     let create = |mode| SendRegion::create_at(64, SEGMENT, mode, root.path());
-    assert!(matches!(create(HugepageMode::Require), Err(RegionError::NoHugepages { wanted: 1, .. })));
+    let error = create(HugepageMode::Require).expect_err("a page that is not there");
+    assert!(matches!(error, RegionError::NoHugepages { wanted: 1, .. }));
+    // No command is known to help, so none is made up.
+    let text = error.to_string();
+    assert!(text.starts_with("10 hugepages of 2 MiB are free, and the kernel gives fewer: "), "{text}");
+    assert!(
+        text.contains("hugetlb.2MB.max") && text.contains("NUMAPolicy=") && !text.contains('`'),
+        "{text}"
+    );
     assert_eq!(create(HugepageMode::Auto).expect("a region").0.backing(), Backing::Ordinary);
 }
 
@@ -269,9 +277,14 @@ fn the_pool_is_read_as_the_kernel_shows_it() {
         &[("nr_hugepages", "40\n"), ("free_hugepages", "30\n"), ("resv_hugepages", "8\n")],
     );
     let pool = hugepages(root.path()).expect("a pool");
-    assert_eq!(pool, Hugepages { total: 40, free: 30, reserved: 8, growth: 0, group: None });
+    assert_eq!(pool, Hugepages { total: 40, free: 30, reserved: 8, growth: 0, nodes: None, group: None });
     assert_eq!(pool.available(), 22);
     assert_eq!(pool.fix(32), "sysctl vm.nr_hugepages=50");
+    assert_eq!(pool.refusal(23).1, "run `sysctl vm.nr_hugepages=41`");
+    // Nothing that is seen says why these are not to be had, and no command is made up.
+    let (found, remedy) = pool.refusal(22);
+    assert!(found.starts_with("22 hugepages of 2 MiB are free, and the kernel gives fewer: "), "{found}");
+    assert!(!remedy.contains('`'), "{remedy}");
     write_pool(root.path(), &[("nr_overcommit_hugepages", "5\n"), ("surplus_hugepages", "2\n")]);
     assert_eq!(hugepages(root.path()).expect("a pool").available(), 25);
     write_pool(root.path(), &[("free_hugepages", "many\n")]);
@@ -303,6 +316,46 @@ fn what_the_control_group_may_have_is_all_that_is_free() {
     let text = error.to_string();
     assert!(text.contains("may have 2 MiB of them, in /sys/fs/cgroup/weir/"), "{text}");
     assert!(text.contains("`echo max > /sys/fs/cgroup/weir/hugetlb.2MB.max`"), "{text}");
+}
+
+/// Writes a file of a system.
+fn write_file(root: &Path, file: &str, text: &str) {
+    let file = root.join(file);
+    fs::create_dir_all(file.parent().expect("a directory")).expect("a directory");
+    fs::write(file, text).expect("a file");
+}
+
+#[test]
+fn pages_of_nodes_that_the_process_may_not_use_do_not_count() {
+    let root = system_with(8, "1000000");
+    let write = |file: &str, text: &str| write_file(root.path(), file, text);
+    for (node, total, free) in [(0, "3\n", "2\n"), (1, "7\n", "6\n")] {
+        let pool = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB");
+        write(&format!("{pool}/nr_hugepages"), total);
+        write(&format!("{pool}/free_hugepages"), free);
+    }
+    // One without memory has no pool.
+    write("sys/devices/system/node/node2/cpulist", "4-5\n");
+    let pool = |allowed: &str| {
+        write("proc/self/status", &format!("Name:\tweir\nMems_allowed_list:\t{allowed}\n"));
+        hugepages(root.path()).expect("a pool")
+    };
+    for (allowed, available) in [("0", 2), ("1", 6), ("1-2", 6), ("0-1", 8), ("0-3", 8), ("2", 8), ("?", 8)] {
+        assert_eq!(pool(allowed).available(), available, "{allowed}");
+    }
+    assert_eq!(pool("0-1").found(), "8 hugepages of 2 MiB are free");
+    pool("0");
+    let error =
+        SendRegion::create_at(129, SEGMENT, HugepageMode::Require, root.path()).expect_err("1 too few");
+    assert_eq!(
+        error.to_string(),
+        "2 hugepages of 2 MiB are free on NUMA nodes 0, and the daemon may use no others (AllowedMemoryNodes=, \
+         cpuset.mems); needed: 3; run `echo 4 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages` \
+         or set memory.hugepages = \"auto\""
+    );
+    // What is reserved may be on any node.
+    write_pool(root.path(), &[("resv_hugepages", "7")]);
+    assert_eq!((pool("0").available(), pool("1").available()), (1, 1));
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod watch;
 use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) use account::{Queue, Residence, STATES, SocketAccount, Stalls};
-pub(crate) use line::SAMPLES;
+pub(crate) use line::{HOOKS_ATTACHED, SAMPLES};
 pub(crate) use observer::{Observer, ObserverState};
 pub(crate) use watch::SocketWatch;
 

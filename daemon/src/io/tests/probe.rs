@@ -1,10 +1,12 @@
 //! What the probe says.
 
 use std::cell::Cell;
+use std::time::Duration;
 
-use crate::io::probe::{FILTERED, Level, failed, needed, patiently, probe, setup_error_at};
-use crate::io::uring::{UringConfig, UringSetup};
-use crate::io::{Disposition, Errno};
+use crate::io::probe::{FILTERED, Level, Patience, failed, needed, probe, setup_error_at};
+use crate::io::uring::{RECEIVE_MEMORY, UringConfig, UringSetup};
+use crate::io::{Disposition, Errno, RingError};
+use crate::memory::HugepageMode;
 
 fn fix_of(errno: i32, switch: Option<&str>) -> String {
     let root = tempfile::tempdir().expect("a directory");
@@ -82,13 +84,54 @@ fn a_configuration_out_of_bounds_is_refused() {
 
 #[test]
 fn memory_of_rings_that_are_gone_is_waited_for_and_nothing_else_is() {
-    for (errno, failures, attempts) in [(libc::ENOMEM, 3, 4), (libc::EPERM, 1, 1), (0, 0, 1)] {
-        let tried = Cell::new(0);
-        let attempt = || {
+    let error = |what: &'static str, errno| RingError::fatal(what, Errno(errno), "");
+    for (what, errno, failures, attempts) in [
+        ("io_uring_setup", libc::ENOMEM, 3, 4),
+        ("io_uring_setup", libc::EPERM, 1, 1),
+        (RECEIVE_MEMORY, libc::ENOMEM, 1, 1),
+        ("", 0, 0, 1),
+    ] {
+        let (tried, patience) = (Cell::new(0), Patience::new(3, Duration::ZERO));
+        let outcome = patience.make(|| {
             tried.set(tried.get() + 1);
-            if tried.get() > failures { Ok(()) } else { Err(Errno(errno)) }
-        };
-        let outcome = patiently(attempt, |errno| *errno);
-        assert_eq!((outcome.is_ok(), tried.get()), (errno != libc::EPERM, attempts), "{errno}");
+            if tried.get() > failures { Ok(()) } else { Err(error(what, errno)) }
+        });
+        assert_eq!((outcome.is_ok(), tried.get()), (tried.get() > failures, attempts), "{what} {errno}");
+    }
+}
+
+#[test]
+fn all_that_is_made_with_one_patience_shares_its_pauses() {
+    let (tried, patience) = (Cell::new(0), Patience::new(3, Duration::ZERO));
+    let attempt = || -> Result<(), RingError> {
+        tried.set(tried.get() + 1);
+        Err(RingError::fatal("io_uring_setup", Errno(libc::ENOMEM), ""))
+    };
+    for expected in [4, 5, 6] {
+        assert!(patience.make(attempt).is_err());
+        assert_eq!(tried.get(), expected);
+    }
+}
+
+#[test]
+fn hugepages_that_are_missing_for_receive_buffers_are_not_waited_for() {
+    // 1,024 pages.
+    let config = UringConfig {
+        buffers: 128,
+        buffer_bytes: 16 << 20,
+        hugepages: HugepageMode::Require,
+        ..UringConfig::new(Level::Incremental)
+    };
+    let (tried, patience) = (Cell::new(0), Patience::new(3, Duration::ZERO));
+    let outcome = patience.make(|| {
+        tried.set(tried.get() + 1);
+        UringSetup::create(&config)
+    });
+    match outcome {
+        Ok(_) => println!("not run here: too few hugepages (1024 are free)"),
+        Err(error) => {
+            assert!(error.to_string().contains("needed: 1024"), "{error}");
+            assert_eq!(tried.get(), 1);
+        }
     }
 }

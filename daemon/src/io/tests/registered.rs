@@ -9,6 +9,7 @@ use socket2::SockRef;
 use super::zero_copy::rest;
 use super::*;
 use crate::io::RegisteredCounters;
+use crate::io::probe::Patience;
 use crate::memory::mebibytes;
 use crate::observe::tests::thread::{alone, keep_capabilities, own_network};
 
@@ -23,7 +24,7 @@ const ATTEMPTS: u32 = 3000;
 
 /// A ring that registers regions. None, with the reason printed, where the kernel cannot.
 fn registering_ring() -> Option<Uring> {
-    if let Err(lost) = crate::io::probe::try_level(Level::Full) {
+    if let Err(lost) = crate::io::probe::try_level(Level::Full, &Patience::default()) {
         println!("not run here: {lost}");
         return None;
     }
@@ -161,6 +162,31 @@ fn what_is_sent_from_registered_memory_arrives_as_it_was_and_the_registration_en
     assert_eq!(reader.join().expect("what arrives is what was sent"), count);
     assert_eq!(Arc::strong_count(&client.region), 1);
     assert_eq!(registered(&ring).regions, 0);
+}
+
+#[test]
+fn a_region_that_falls_silent_after_it_asked_is_registered_while_its_ring_sleeps() {
+    let Some(mut ring) = registering_ring() else { return };
+    let (near, far) = tcp_pair();
+    let reader = std::thread::spawn(move || std::io::copy(&mut { far }, &mut std::io::sink()));
+    let slot = ring.add_socket(near.into()).expect("a place");
+    let (client, mut seen) = (client(), Seen::default());
+    for number in 0..32 {
+        seen.send(&mut ring, slot, &client, number);
+    }
+    seen.wait_released(&mut ring);
+    let started = Instant::now();
+    while registered(&ring).regions == 0 {
+        assert!(started.elapsed() < STUCK, "{:?}", registered(&ring));
+        // Nothing comes any more that would end this.
+        ring.park(None).expect("a working ring");
+        seen.take(&mut ring);
+    }
+    let found = registered(&ring);
+    assert_eq!((found.bytes, found.sends, found.refused), (client.region.bytes(), 0, 0));
+    drop(ring);
+    assert_eq!(Arc::strong_count(&client.region), 1);
+    let _ = reader.join();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! | state of a region | what happens | next |
 //! |---|---|---|
 //! | fresh | 32 batches that drew on it alone were sent without a copy | asked |
-//! | asked | a thread beside the shards registers it in a ring of its own | ready, or refused |
+//! | asked | a thread beside the shards registers it in a ring of its own; the answer is taken with its next batch, or when the shard's ring is parked | ready, or refused |
 //! | ready | this ring has a share in that registration; batches that draw on it alone name it | broken, when the kernel refuses such a batch |
 //! | refused | no memory may be locked: it waits for 4,096 such batches, then for twice as many each time | asked |
 //! | broken | it is as if it had never been registered | |
@@ -20,8 +20,9 @@ mod tests;
 
 pub(super) use registrar::{Kernel, Registrar, Source};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::io::{Errno, RegisteredCounters, SendBatch, SendPart};
 use crate::memory::{SendRegion, TAIL_BYTES, Tail};
@@ -44,6 +45,10 @@ const BATCHES_MIN: u32 = 32;
 /// Batches after which a region that was refused is asked for again; and the most, after doubling.
 const BATCHES_AFTER_REFUSAL: u32 = 4096;
 const BATCHES_AFTER_REFUSAL_MAX: u32 = 1 << 20;
+
+/// Longest time for which a ring sleeps that has asked for a registration. Nothing wakes it for the answer, and until that is
+/// taken it keeps a ring of its own and pages that nobody counts.
+pub(super) const ANSWER_WAIT: Duration = Duration::from_millis(100);
 
 /// What the table of registrations of a ring can be told.
 pub(super) trait Registrations {
@@ -151,6 +156,8 @@ pub(super) struct Fixed<S> {
     free: Vec<u16>,
     /// By the address of the region, which an entry keeps alive.
     by_region: BTreeMap<usize, u16>,
+    /// Entries that have asked, in that order, which is the one of the answers; and some whose answer was taken since.
+    asked: VecDeque<u16>,
     /// The entry that is looked at next when a region finds no room.
     hand: u16,
     is_on: bool,
@@ -164,6 +171,7 @@ impl<S> Fixed<S> {
             entries: Vec::new(),
             free: Vec::new(),
             by_region: BTreeMap::new(),
+            asked: VecDeque::new(),
             hand: 0,
             is_on,
             counters: RegisteredCounters::default(),
@@ -194,7 +202,9 @@ impl<S> Fixed<S> {
         let number = self.number_of(only_region(batch)?)?;
         let entry = self.entries.get_mut(usize::from(number))?.as_mut()?;
         entry.is_used = true;
-        entry.advance(number, kernel, &mut self.counters);
+        if entry.advance(number, kernel, &mut self.counters) {
+            self.asked.push_back(number);
+        }
         if !matches!(entry.state, State::Ready) {
             return None;
         }
@@ -206,6 +216,22 @@ impl<S> Fixed<S> {
         entry.slots |= 1 << slot;
         self.counters.sends += 1;
         Some((Named { number, slot: slot as u8 }, headers))
+    }
+
+    /// Whether an answer is to come.
+    pub(super) fn is_asking(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// Takes the answers that are there, also those of regions that had no batch since.
+    pub(super) fn take_answers(&mut self, kernel: &mut impl Registrations<Source = S>) {
+        while let Some(number) = self.asked.front().copied() {
+            let entry = self.entries.get_mut(usize::from(number)).and_then(Option::as_mut);
+            if entry.is_some_and(|entry| !entry.take_answer(number, kernel, &mut self.counters)) {
+                return;
+            }
+            self.asked.pop_front();
+        }
     }
 
     /// The kernel has let go of a batch.
@@ -234,6 +260,7 @@ impl<S> Fixed<S> {
             if let State::Asked { job, .. } = &entry.state {
                 // What is there already ends with this.
                 drop(job.replace(Answer::Unwanted));
+                self.asked.retain(|asked| *asked != number);
             }
         }
         self.end(number, kernel);
@@ -311,47 +338,57 @@ impl<S> Fixed<S> {
 }
 
 impl<S> Entry<S> {
-    /// One batch more, or an answer.
+    /// One batch more, or an answer. Whether it asks now.
     fn advance(
         &mut self,
         number: u16,
         kernel: &mut impl Registrations<Source = S>,
         counters: &mut RegisteredCounters,
-    ) {
-        match &mut self.state {
-            State::Waiting { batches, next } => {
-                *batches = batches.saturating_sub(1);
-                if *batches == 0 {
-                    let (job, next) = (Job::new(), *next);
-                    kernel.ask(&self.tail, &job);
-                    self.state = State::Asked { job, next };
-                }
-            }
-            State::Asked { job, next } => {
-                let Some(answer) = job.poll() else { return };
-                let next = *next;
-                match answer.and_then(|source| kernel.share(number, &source)) {
-                    Ok(()) => {
-                        self.is_shared = true;
-                        self.state = State::Ready;
-                        counters.regions += 1;
-                        counters.bytes += self.tail.region().bytes();
-                    }
-                    Err(errno) => {
-                        counters.refused += 1;
-                        counters.errno = errno.0;
-                        self.state = match errno.0 {
-                            libc::ENOMEM | libc::EPERM | libc::EAGAIN | libc::EMFILE | libc::ENFILE => {
-                                let later = (2 * next).min(BATCHES_AFTER_REFUSAL_MAX);
-                                State::Waiting { batches: next, next: later }
-                            }
-                            _ => State::Broken,
-                        };
-                    }
-                }
-            }
-            State::Ready | State::Broken => {}
+    ) -> bool {
+        let State::Waiting { batches, next } = &mut self.state else {
+            self.take_answer(number, kernel, counters);
+            return false;
+        };
+        *batches = batches.saturating_sub(1);
+        if *batches > 0 {
+            return false;
         }
+        let (job, next) = (Job::new(), *next);
+        kernel.ask(&self.tail, &job);
+        self.state = State::Asked { job, next };
+        true
+    }
+
+    /// Takes the answer, if it has asked and there is one. Whether none is to come any more.
+    fn take_answer(
+        &mut self,
+        number: u16,
+        kernel: &mut impl Registrations<Source = S>,
+        counters: &mut RegisteredCounters,
+    ) -> bool {
+        let State::Asked { job, next } = &self.state else { return true };
+        let Some(answer) = job.poll() else { return false };
+        let next = *next;
+        match answer.and_then(|source| kernel.share(number, &source)) {
+            Ok(()) => {
+                self.is_shared = true;
+                self.state = State::Ready;
+                counters.regions += 1;
+                counters.bytes += self.tail.region().bytes();
+            }
+            Err(errno) => {
+                counters.refused += 1;
+                counters.errno = errno.0;
+                self.state = match errno.0 {
+                    libc::ENOMEM | libc::EPERM | libc::EAGAIN | libc::EMFILE | libc::ENFILE => {
+                        let later = (2 * next).min(BATCHES_AFTER_REFUSAL_MAX);
+                        State::Waiting { batches: next, next: later }
+                    }
+                    _ => State::Broken,
+                };
+            }
+        }
+        true
     }
 }
 

@@ -24,6 +24,9 @@ pub(super) const BUFFER_GROUP: u16 = 0;
 /// IOU_PBUF_RING_INC: the kernel fills a buffer in several pieces.
 pub(super) const INCREMENTAL: u16 = 2;
 
+/// What failed when there is no memory to receive into: no answer about a ring.
+pub(in crate::io) const RECEIVE_MEMORY: &str = "memory to receive into";
+
 /// A filled range: buffer, offset and length in bytes.
 pub(super) type Range = (u32, u32, u32);
 
@@ -107,7 +110,7 @@ impl Shared {
                 // Not the kernel's answer: one that says what is missing.
                 None => (Errno(libc::ENOMEM), format!("{error}, or {fewer}")),
             };
-            RingError::fatal("memory to receive into", errno, fix)
+            RingError::fatal(RECEIVE_MEMORY, errno, fix)
         };
         let bytes = usize::from(config.buffers) * config.buffer_bytes as usize;
         let memory = Scratch::create(bytes, config.hugepages).map_err(out_of_memory)?;

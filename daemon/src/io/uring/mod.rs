@@ -35,7 +35,8 @@ pub use setup::{UringConfig, UringSetup};
 
 use super::{Chunk, Completion, Ring, RingCounters, RingError, SendBatch, SocketSlot, WatchId};
 use crate::memory::SendRegion;
-use fixed::{Fixed, Kernel, Registrar};
+use fixed::{ANSWER_WAIT, Fixed, Kernel, Registrar};
+pub(super) use memory::RECEIVE_MEMORY;
 use memory::ReceiveMemory;
 use queue::{Operation, Queue};
 use socket::Sockets;
@@ -119,7 +120,13 @@ impl Ring for Uring {
     fn park(&mut self, timeout: Option<Duration>) -> Result<(), RingError> {
         self.holds.interrupt();
         let timeout = if self.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
-        self.queue.park(timeout)
+        if !self.fixed.is_asking() {
+            return self.queue.park(timeout);
+        }
+        let outcome = self.queue.park(Some(timeout.map_or(ANSWER_WAIT, |timeout| timeout.min(ANSWER_WAIT))));
+        let Self { fixed, queue, registrar, .. } = self;
+        fixed.take_answers(&mut Kernel { queue, registrar });
+        outcome
     }
 
     fn next(&mut self) -> Option<Completion> {

@@ -8,6 +8,9 @@ use crate::observe::probes::hooks::{HookState, Need, Outcome};
 /// The name of the line.
 const NAME: &str = "probes";
 
+/// By what the line says that there are probes.
+pub(crate) const HOOKS_ATTACHED: &str = "hooks attached";
+
 /// What there is without probes.
 pub(crate) const SAMPLES: &str = "sockets of links are sampled: their times are approximate";
 
@@ -46,7 +49,7 @@ fn line(state: &ObserverState) -> Subsystem {
         ObserverState::Samples(cause) => without(cause),
         ObserverState::Probes { hooks, watched, unwatched_total, stalls_lost_total } => {
             let attached = hooks.iter().filter(|hook| hook.is_attached()).count();
-            let detail = format!("{attached} of {} hooks attached, {watched} sockets watched", hooks.len());
+            let detail = format!("{attached} of {} {HOOKS_ATTACHED}, {watched} sockets watched", hooks.len());
             match first_loss(hooks, *unwatched_total, *stalls_lost_total) {
                 None => Subsystem::ok(NAME, detail),
                 Some((reason, fix)) => Subsystem::degraded(NAME, detail, reason, fix),

@@ -104,6 +104,35 @@ fn a_region_is_asked_for_when_it_is_worth_it_and_named_when_the_answer_has_come(
 }
 
 #[test]
+fn the_answer_for_a_region_that_fell_silent_is_taken_and_counted() {
+    let (mut fixed, mut table) = (Fixed::new(true), Table::default());
+    let regions: Vec<_> = (0..5).map(|_| region()).collect();
+    for region in &regions {
+        ask(&mut fixed, &mut table, region);
+    }
+    fixed.take_answers(&mut table);
+    assert!(fixed.is_asking() && fixed.counters() == RegisteredCounters::default());
+    // The first one has a batch after its answer, the second one goes, the third one is refused, and then there is silence.
+    table.answer(0, None);
+    let (named, _) = fixed.name(&batch(&regions[0], 1), &mut table).expect("a registered region");
+    fixed.let_go(named, &mut table);
+    fixed.forget(&regions[1], &mut table);
+    table.answer(0, None);
+    table.answer(0, Some(libc::ENOMEM));
+    table.answer(0, None);
+    fixed.take_answers(&mut table);
+    let counters = fixed.counters();
+    assert_eq!((counters.regions, counters.bytes, counters.refused), (2, 2 * 8192, 1));
+    assert_eq!((table.shared.len(), table.locked()), (2, 2), "each has its share, and nothing else is kept");
+    assert!(fixed.is_asking(), "the last one has no answer yet");
+    table.answer(0, None);
+    fixed.take_answers(&mut table);
+    assert_eq!((fixed.counters().regions, fixed.is_asking()), (3, false));
+    fixed.forget_all(&mut table);
+    assert_eq!((table.locked(), fixed.counters().regions), (0, 0));
+}
+
+#[test]
 fn what_draws_on_two_regions_has_long_headers_or_finds_the_tail_full_names_nothing() {
     let (mut fixed, mut table, one, other) = (Fixed::new(true), Table::default(), region(), region());
     ask(&mut fixed, &mut table, &one);
@@ -306,6 +335,7 @@ fn in_any_order_nothing_is_given_up_while_it_is_read_and_in_the_end_nothing_is_l
                     gone.push(Arc::downgrade(&regions[at]));
                     regions[at] = region();
                 }
+                15 => fixed.take_answers(&mut table),
                 _ => {}
             }
         }
