@@ -19,6 +19,9 @@ pub(crate) struct Arguments {
     rest: Vec<String>,
 }
 
+/// What measures.
+const PROGRAM: &str = "weir-bench";
+
 /// Scenarios that need `weir-peers`.
 const WITH_PEERS: [&str; 2] = ["peers", "peers-latency"];
 
@@ -73,18 +76,18 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     let request = Request::of(&arguments.rest)?;
     let find = |revision: &String| Base::find(&process::root(), &target().join("base"), revision);
     let base = request.base.as_ref().map(find).transpose()?;
-    build(&process::root(), &target())?;
+    build(&process::root(), &target(), PROGRAM)?;
     if request.needs_peers {
         build_peers(&process::root(), &target());
     }
-    let mut program = process::command(process::release_directory().join("weir-bench"));
+    let mut program = process::command(process::release_directory().join(PROGRAM));
     program.args(&request.rest);
     if let Some(base) = &base {
         if base::has_changes(&process::root()) {
             println!("bench: this work tree has changes that are not committed; they are measured");
         }
         let built = base.build(|tree, target| {
-            build(tree, target)?;
+            build(tree, target, PROGRAM)?;
             if request.needs_peers {
                 build_peers(tree, target);
             }
@@ -100,8 +103,9 @@ fn target() -> PathBuf {
     process::root().join(process::target_directory())
 }
 
-/// Builds the daemon and the bench of this work tree with optimisation.
-pub(crate) fn build(tree: &Path, target: &Path) -> Outcome {
+/// Builds the daemon and a program of the bench of this work tree with optimisation. The other one is left out: linking it takes as
+/// long.
+pub(crate) fn build(tree: &Path, target: &Path, program: &str) -> Outcome {
     process::run(
         process::command(process::cargo_program())
             .current_dir(tree)
@@ -114,6 +118,10 @@ pub(crate) fn build(tree: &Path, target: &Path) -> Outcome {
                 "weir",
                 "--package",
                 "weir-bench",
+                "--bin",
+                "weir",
+                "--bin",
+                program,
             ])
             .arg("--target-dir")
             .arg(target),

@@ -94,6 +94,6 @@ fn main() -> ExitCode {
 
 /// Builds the daemon and the demo with optimisation, and runs the latter beside the former.
 fn demo(arguments: &[String]) -> process::Outcome {
-    bench::build(&process::root(), &process::target_directory())?;
+    bench::build(&process::root(), &process::target_directory(), "weir-demo")?;
     process::run(process::command(process::release_directory().join("weir-demo")).args(arguments))
 }

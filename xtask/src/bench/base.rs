@@ -117,6 +117,10 @@ impl From<Problem> for String {
 fn git(directory: &Path, arguments: &[&str]) -> Result<String, Problem> {
     let mut command = process::command("git");
     command.current_dir(directory).args(arguments);
+    // A hook is told by these where its own repository is.
+    for variable in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+        command.env_remove(variable);
+    }
     let output =
         command.output().map_err(|error| Problem::NotStarted(format!("cannot start git: {error}")))?;
     if !output.status.success() {
