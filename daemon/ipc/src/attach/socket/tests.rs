@@ -315,6 +315,7 @@ fn what_is_wrong_with_a_message_is_one_short_line_whatever_it_quotes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no sockets")]
 fn a_region_comes_with_its_descriptor_and_nothing_waits_for_one() {
     let (daemon, client) = region_pair().unwrap();
     assert_eq!(receive_region(&client).map(drop), Err(AttachError::WouldBlock));
