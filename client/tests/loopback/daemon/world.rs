@@ -10,6 +10,7 @@ use weir_ipc::attach::ATTACH_VERSION;
 use weir_ipc::attach::message::{CreateGate, RequestBody, Response, ResponseBody};
 use weir_ipc::attach::socket::{self, AttachError};
 use weir_ipc::session::SessionEndpoint;
+use weir_ipc::signal::Park;
 use weir_ipc::task_cell::TaskCellReader;
 
 use super::rings::{GateSide, PartitionSide, carry};
@@ -93,8 +94,11 @@ impl World {
 
     /// Sleeps until a doorbell, a message or a command, unless a ring is dirty.
     fn sleep(&mut self) {
-        let has_news =
-            self.sessions.iter_mut().map(|session| session.endpoint.park()).fold(false, |a, b| a | b);
+        let has_news = self
+            .sessions
+            .iter_mut()
+            .map(|session| session.endpoint.park(Park::UntilRung))
+            .fold(false, |a, b| a | b);
         if !has_news {
             let mut fds =
                 vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
