@@ -41,13 +41,13 @@ const STEADY: Duration = Duration::from_secs(1);
 /// Longest time in which a slow consumer may take what was granted to it before it was slow.
 const DRAIN: Duration = Duration::from_secs(60);
 
-/// Pairs of windows in a round of a fast consumer, one with debloating and one without: by chance, two windows differ by
-/// more than what debloating costs.
-const PAIRS: u32 = 4;
+/// Pairs of half windows in a round of a fast consumer, one with debloating and one without: by chance, two windows differ
+/// by more than what debloating costs, so there have to be many.
+const PAIRS: u32 = 8;
 
 /// How long producers have written again before their consumer is watched. What is wanted in flight is as it was: a time
 /// in which nothing came does not count.
-const SWITCHED: Duration = Duration::from_millis(250);
+const SWITCHED: Duration = Duration::from_millis(150);
 
 /// Steps take their time: no more rounds of them than this.
 const STEP_ROUNDS: u32 = 2;
@@ -161,7 +161,7 @@ fn fast(settings: &Settings, record_bytes: usize) -> Result<Case, String> {
             let stream = if is_with { &mut *with } else { &mut *without };
             stream.set_writing(true)?;
             sleep(SWITCHED);
-            let window = stream.watch(&cluster, settings.window);
+            let window = stream.watch(&cluster, settings.window / 2);
             stream.set_writing(false)?;
             window
         };

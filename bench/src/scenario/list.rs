@@ -175,7 +175,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: debloat::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 6, beside: 13.9, once: 11.5 },
+        time: Time { windows: 17, beside: 15.5, once: 11.0 },
     },
     Scenario {
         name: "probes",
