@@ -199,7 +199,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: scrape::run,
         rounds: 3,
         window_ms: 0,
-        time: Time { windows: 0, beside: 0.7, once: 0.9 },
+        time: Time { windows: 0, beside: 0.7, once: 2.9 },
     },
 ];
 
