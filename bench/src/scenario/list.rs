@@ -63,7 +63,7 @@ pub const SCENARIOS: &[Scenario] = &[
         run: throughput::run,
         rounds: 3,
         window_ms: 500,
-        time: Time { windows: 17, beside: 16.0, once: 0.5 },
+        time: Time { windows: 17, beside: 17.5, once: 0.5 },
     },
     Scenario {
         name: "local",
