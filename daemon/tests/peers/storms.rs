@@ -109,7 +109,8 @@ fn a_flood_of_partitions_or_gates_ends_that_control_link_and_what_it_told_is_for
                 assert!(line.send(&if what == "gates" { partitions(round) } else { gates(round) }));
             }
             for round in 0.. {
-                assert!(round < 1000, "a quarter of a million {what} were taken");
+                // Sockets hold some hundred of them, and a daemon that gets no processor ends the link later.
+                assert!(round < 10_000, "two and a half million {what} were taken");
                 if !line.send(&flood(round)) {
                     break;
                 }
