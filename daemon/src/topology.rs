@@ -143,10 +143,23 @@ impl Topology {
         }
     }
 
-    /// Whether less could be read than there was before. Machines do not lose their nodes: files that cannot be read do that.
-    #[must_use]
-    pub fn is_poorer_than(&self, before: &Self) -> bool {
-        self.doubts.len() > before.doubts.len() || (self.nodes.is_empty() && !before.nodes.is_empty())
+    /// Takes what was known before of the same processors, and of nodes, where it could not be read now: machines do not lose these.
+    /// Whether there was something.
+    pub fn complete(&mut self, before: &Self) -> bool {
+        let mut is_poorer = self.nodes.is_empty() && !before.nodes.is_empty();
+        if is_poorer {
+            self.nodes.clone_from(&before.nodes);
+        }
+        for (number, cpu) in &mut self.cpus {
+            let Some(known) = before.cpus.get(number) else { continue };
+            if (known.core_id.is_some() && cpu.core_id.is_none())
+                || (known.node.is_some() && cpu.node.is_none())
+            {
+                *cpu = *known;
+                is_poorer = true;
+            }
+        }
+        is_poorer
     }
 
     /// What is not known of the machine, in words; a few at most.

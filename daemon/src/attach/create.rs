@@ -180,8 +180,8 @@ pub struct Made {
     pub backing: Backing,
     /// On which NUMA nodes the region is.
     pub nodes: OnNodes,
-    /// Whether the kernel let its node be preferred, and why not; none if it was not asked.
-    pub preferred: Option<Result<(), String>>,
+    /// The node that the kernel was asked to prefer, and why it did not; none if it was not asked.
+    pub preferred: Option<(u32, Result<(), String>)>,
     /// What the node keeps, to lend the region of a producer to consumers on this node.
     pub lending: Lending,
 }
@@ -259,10 +259,8 @@ impl RegionPlan {
     pub fn make(&self) -> Result<Made, Failure> {
         let MemoryPlan { segment_bytes, hugepages, node } = self.memory;
         let preference = Preference::begin(node.preferred());
-        let preferred = match &preference {
-            Ok(preference) => preference.as_ref().map(|_| Ok(())),
-            Err(error) => Some(Err(error.to_string())),
-        };
+        let said = preference.as_ref().map(drop).map_err(ToString::to_string);
+        let preferred = node.preferred().map(|node| (node, said));
         let on_nodes = |bytes, nodes: &dyn Fn() -> BytesByNode| {
             let by_node = match node {
                 NodeChoice::Only(node) => node.into_iter().map(|node| (node, bytes)).collect(),

@@ -192,8 +192,8 @@ impl Node {
     /// A region is made, or cannot be. What nobody wants is given back before the next is made.
     pub(super) fn handle_made(&mut self, making: Making, made: Result<Made, Failure>) {
         let id = making.id;
-        if let Ok(Made { preferred: Some(preferred), .. }) = &made {
-            self.options.placement.handle_preferred(preferred.clone());
+        if let Ok(Made { preferred: Some((node, said)), .. }) = &made {
+            self.options.placement.handle_preferred(*node, said.clone());
         }
         self.conclude(making, made);
         self.makers.handle_made(id);

@@ -163,13 +163,13 @@ impl NodeReport {
         }
     }
 
-    /// That of regions, and what lies behind those that are registered, of which only the shards know.
+    /// That of regions, and what lies behind those that are registered, of which only the shards know: the most so far is of regions
+    /// alone.
     fn memory(&self) -> MemoryReport {
         let registered = self.shards.iter().map(|shard| u64::from(shard.zero_copy.registered.regions));
         let behind_regions_bytes = registered.sum::<u64>() * TAIL_BYTES as u64;
         let MemoryReport { used_bytes, high_water_bytes, total_bytes, .. } = self.facts.memory;
         let used_bytes = used_bytes + behind_regions_bytes;
-        let high_water_bytes = high_water_bytes.max(used_bytes);
         MemoryReport { used_bytes, behind_regions_bytes, high_water_bytes, total_bytes }
     }
 

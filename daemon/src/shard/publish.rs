@@ -33,8 +33,13 @@ impl<R: Ring> ShardLoop<R> {
             match deliver(&mut self.core, id, gate) {
                 Ok(handed) => {
                     left_over.extend(handed.is_cut_short.then_some(id));
-                    if handed.any {
+                    if handed.slices {
                         self.returns_due = now.after_ns(self.options.limits.limit_delay_ns);
+                    }
+                    if handed.is_full {
+                        self.lists.full_gates.insert(id);
+                    } else {
+                        self.lists.full_gates.remove(&id);
                     }
                 }
                 Err(fault) => distrusted.push((gate.key, fault)),
@@ -123,15 +128,18 @@ impl<R: Ring> ShardLoop<R> {
 
 /// What of a gate went to its client.
 struct Handed {
-    any: bool,
+    /// There were slices, which come back without an event.
+    slices: bool,
+    /// Its rings have no room for what is next: what comes back makes it.
+    is_full: bool,
     /// The turn was the limit. What the rings have no room for waits for the client, not for the next turn.
     is_cut_short: bool,
 }
 
 /// Hands over what the core has for a gate, as far as its rings have room and the turn allows.
 fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<Handed, IpcFault> {
-    for count in 0..budget::DELIVERIES {
-        let handed = Handed { any: count > 0, is_cut_short: false };
+    let mut handed = Handed { slices: false, is_full: false, is_cut_short: false };
+    for _ in 0..budget::DELIVERIES {
         if gate.endpoint.has_priority_room()?
             && let Some(Delivery::Event { channel, payload, .. }) = core.poll_priority_delivery(id)
         {
@@ -139,12 +147,13 @@ fn deliver(core: &mut Shard, id: GateId, gate: &mut GateRing) -> Result<Handed, 
             continue;
         }
         if !gate.endpoint.has_room()? {
-            return Ok(handed);
+            return Ok(Handed { is_full: true, ..handed });
         }
         let Some(delivery) = core.poll_delivery(id) else { return Ok(handed) };
+        handed.slices |= matches!(delivery, Delivery::Data { .. });
         gate.endpoint.push(&delivered(delivery))?;
     }
-    Ok(Handed { any: true, is_cut_short: true })
+    Ok(Handed { is_cut_short: true, ..handed })
 }
 
 fn delivered(delivery: Delivery) -> Delivered {

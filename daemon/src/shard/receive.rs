@@ -122,6 +122,7 @@ impl<R: Ring> ShardLoop<R> {
                 }
             }
             Some(Target::Gate(id)) => {
+                self.take_last_returns(key, id, now);
                 if let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) {
                     gate.is_open = false;
                     if let Some(failure) = &failure {
@@ -139,7 +140,7 @@ impl<R: Ring> ShardLoop<R> {
     pub(super) fn drop_attachment(&mut self, attachment: AttachmentId, failure: &Failure, now: Time) {
         let Some(dropped) = self.attachments.remove(attachment) else { return };
         self.ring.unwatch(dropped.watch);
-        for target in dropped.targets.values() {
+        for (ring, target) in &dropped.targets {
             match *target {
                 Target::Partition(id) => {
                     if let Some(partition) =
@@ -150,6 +151,7 @@ impl<R: Ring> ShardLoop<R> {
                     }
                 }
                 Target::Gate(id) => {
+                    self.take_last_returns(RingKey { attachment, ring: *ring }, id, now);
                     if let Some(gate) = self.rings.gates.0.get_mut(&id).filter(|gate| gate.is_open) {
                         gate.is_open = false;
                         self.core.handle_gate_closed(id, Some(failure.clone()), now);
@@ -278,6 +280,12 @@ impl<R: Ring> ShardLoop<R> {
         }
         self.lists.unfinished.push(key);
         Ok(())
+    }
+
+    /// Before a gate is closed: what its client gave back counts as consumed, also if that has rung nobody. A lie in it has no
+    /// consequence any more.
+    fn take_last_returns(&mut self, key: RingKey, id: GateId, now: Time) {
+        let _ = self.take_from_gate(key, id, now);
     }
 
     fn take_from_gate(&mut self, key: RingKey, id: GateId, now: Time) -> Result<(), String> {

@@ -4,6 +4,7 @@
 //! returns, frames, notices. So what a client hands over for another one of the same shard is with it in the same turn. Every source but the mail is bounded ([`super::budget`]), time is read once, and the loop parks only
 //! after a turn that found nothing to do.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -77,6 +78,8 @@ pub(super) struct Lists {
     pub(super) marked: Vec<RingKey>,
     pub(super) unfinished: Vec<RingKey>,
     pub(super) gates: Vec<GateId>,
+    /// Gates that have more for their clients than their rings had room for.
+    pub(super) full_gates: BTreeSet<GateId>,
     pub(super) partitions: Vec<PartitionId>,
     pub(super) links: Vec<LinkId>,
     /// Links to shards of this node that have something to pass.
@@ -201,7 +204,8 @@ impl<R: Ring> ShardLoop<R> {
     /// alone is seldom worth a wake-up of its own: it is looked for with the acknowledgement that waits for company.
     pub(super) fn plan_park(&self, now: Time) -> (Park, Option<Time>) {
         let timer = self.core.poll_timeout().map(|(due, _)| due);
-        if self.returns_due > now && self.core.returns_may_wait() {
+        let may_wait = self.lists.full_gates.is_empty() && self.core.returns_may_wait();
+        if self.returns_due > now && may_wait {
             let due = timer.map_or(self.returns_due, |timer| timer.min(self.returns_due));
             return (Park::Briefly, Some(due));
         }
@@ -226,6 +230,7 @@ impl<R: Ring> ShardLoop<R> {
                 }
             }
             Notice::GateReleased(id) => {
+                self.lists.full_gates.remove(&id);
                 if let Some(gate) = self.rings.gates.0.remove(&id) {
                     self.attachments.remove_target(gate.key);
                     self.tell(ToNode::RingReleased { key: gate.key });

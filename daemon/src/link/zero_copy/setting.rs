@@ -76,7 +76,7 @@ impl ZeroCopySetting {
     }
 
     /// Tries what the kernel can do for links that are to send like this, over rings of this level, whose loss of a higher one
-    /// has this reason: some milliseconds. The second value: whether the kernel can be asked whether it copied.
+    /// has this reason: some milliseconds, and up to 18 seconds if every way of trying gets stuck. The second value: whether the kernel can be asked whether it copied.
     #[must_use]
     pub fn find(mode: ZeroCopyMode, level: Level, level_lost: Option<&str>) -> (Self, bool) {
         if mode == ZeroCopyMode::Never {

@@ -10,6 +10,7 @@
 //! at that moment: it would stay within that when a cpuset grows. And what kernels before 6.2 forget when a cpuset is written they
 //! forget for these threads too. So they are put where the main thread is whenever that is somewhere else than before.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::slice;
@@ -23,10 +24,6 @@ use crate::memory::numa::{self, NodeChoice, Preference};
 use crate::root::Root;
 use crate::topology::cpuset::cpuset;
 use crate::topology::{Topology, memories_allowed, parse_list, show_list};
-
-/// How often a machine that shows less of itself than before is read again before that is believed: once a second. Whoever has
-/// no descriptor left at this moment, which a flood of clients can bring about, reads no file.
-const POOR_READS_MAX: u32 = 60;
 
 /// What is asked of the kernel about threads.
 trait Threads {
@@ -123,18 +120,16 @@ impl Keeper {
     /// dropped.
     #[must_use]
     pub fn prefer_memory_of(&self, shard: u16) -> Option<Preference> {
-        let preference = Preference::begin(self.memory_of(shard).preferred());
-        match &preference {
-            Ok(None) => {}
-            Ok(Some(_)) => self.handle_preferred(Ok(())),
-            Err(error) => self.handle_preferred(Err(error.to_string())),
-        }
+        let node = self.memory_of(shard).preferred()?;
+        let preference = Preference::begin(Some(node));
+        let said = preference.as_ref().map(drop).map_err(ToString::to_string);
+        self.handle_preferred(node, said);
         preference.ok().flatten()
     }
 
-    /// The kernel was asked to take memory from the node of a shard, and did, or refused it for this reason.
-    pub fn handle_preferred(&self, said: Result<(), String>) {
-        self.lock().handle_preferred(said);
+    /// The kernel was asked to take memory from this node, and does, or refused it for this reason.
+    pub fn handle_preferred(&self, node: u32, said: Result<(), String>) {
+        self.lock().handle_preferred(node, said);
     }
 
     /// Where everything is, at this moment.
@@ -183,8 +178,8 @@ struct Kept {
     has_own_policy: bool,
     /// Whether the kernel, or a filter, refused at the start to take memory from the node that is named. Then it is not asked again.
     is_policy_refused: bool,
-    /// Why it did the last time that it was asked.
-    policy_refused: Option<String>,
+    /// Why it did the last time that it was asked, by node.
+    policy_refused: BTreeMap<u32, String>,
     /// Whether the daemon was started with fewer CPUs than its cpuset has: by `CPUAffinity=` or `taskset`, which kernels before
     /// 6.2 forget when a cpuset is written, or the daemon put into another. It keeps to them then.
     is_narrow: bool,
@@ -198,8 +193,9 @@ struct Kept {
     shards: Vec<Shard>,
     /// Whether the threads beside shards may be elsewhere than the main thread.
     has_moved: bool,
-    /// How often in a row the machine showed less of itself than before.
-    poor_reads: u32,
+    /// Whether something was not to be read the last time that was before: whoever has no descriptor left at this moment, which a
+    /// flood of clients can bring about, reads no file. What was known stays, and it is read again at each look.
+    is_poor: bool,
     /// What somebody gave the main thread and was taken back, the last time that it was told.
     undone: Vec<usize>,
 }
@@ -228,9 +224,9 @@ impl Kept {
         kept.at_start.clone_from(&kept.allowed);
         kept.shards.iter_mut().for_each(|shard| shard.was_bound = shard.place.cpu.is_some());
         let preferred = (0..kept.shards.len()).find_map(|shard| kept.memory_of(shard).preferred());
-        let refused = preferred.and_then(|node| threads.can_prefer(node).err());
-        kept.policy_refused = refused.map(|error| error.to_string());
-        kept.is_policy_refused = kept.policy_refused.is_some();
+        let refused = preferred.and_then(|node| Some((node, threads.can_prefer(node).err()?.to_string())));
+        kept.is_policy_refused = refused.is_some();
+        kept.policy_refused.extend(refused);
         kept
     }
 
@@ -243,8 +239,7 @@ impl Kept {
             if !within.is_empty() && within != allowed {
                 // All of them, also those that are missing now: newer kernels give them back by themselves. Where it is refused,
                 // shards keep to them all the same.
-                let _ = threads.set_affinity(main, &self.at_start);
-                self.has_moved = true;
+                self.has_moved |= threads.set_affinity(main, &self.at_start).is_ok();
                 if allowed != self.undone {
                     let (found, kept) = (show_list(&allowed), show_list(&within));
                     tracing::info!(found, kept, "the daemon keeps to the CPUs that it was started with");
@@ -259,27 +254,24 @@ impl Kept {
                 memories_allowed(&self.root, "self").filter(|_| self.topology.has_several_memories());
             memories.is_some() && memories != self.memories
         };
-        let is_news = !allowed.is_empty() && (has_other_cpus || has_other_memories());
+        let is_news = !allowed.is_empty() && (has_other_cpus || self.is_poor || has_other_memories());
         is_news.then(|| News { root: self.root.clone(), allowed })
     }
 
     fn take(&mut self, read: Read) {
         let before = self.allowed.clone();
-        let is_poorer = read.topology.is_poorer_than(&self.topology)
-            || read.memories.is_none() && self.memories.is_some();
-        if is_poorer && self.poor_reads < POOR_READS_MAX {
-            // It is news again at the next look.
-            self.poor_reads += 1;
+        let Read { allowed, mut topology, memories } = read;
+        let is_poor = topology.complete(&self.topology) | (memories.is_none() && self.memories.is_some());
+        if is_poor && !self.is_poor {
+            let doubts = topology.doubts().join("; ");
+            tracing::warn!(doubts, "the machine cannot be read as before; what was known of it stays");
+        }
+        self.is_poor = is_poor;
+        let memories = memories.or_else(|| self.memories.clone());
+        if (&allowed, &topology, &memories) == (&self.allowed, &self.topology, &self.memories) {
             return;
         }
-        self.poor_reads = 0;
-        if is_poorer {
-            tracing::warn!(
-                doubts = read.topology.doubts().join("; "),
-                "the machine shows less of itself than before"
-            );
-        }
-        self.plan(read);
+        self.plan(Read { allowed, topology, memories });
         if self.allowed != before {
             self.has_moved = true;
             self.tell(&before);
@@ -293,7 +285,7 @@ impl Kept {
         (self.allowed, self.topology, self.memories) = (allowed, topology, memories);
         if !self.is_policy_refused {
             // That was of the plan before.
-            self.policy_refused = None;
+            self.policy_refused.clear();
         }
     }
 
@@ -326,12 +318,7 @@ impl Kept {
         let had_all = self.at_start.iter().all(|cpu| before.contains(cpu));
         let before = show_list(before);
         if report.missing().is_empty() && had_all {
-            tracing::info!(
-                cpus,
-                before,
-                placement,
-                "the daemon may use other CPUs beside those of its start"
-            );
+            tracing::info!(cpus, before, at_start, placement, "the daemon may use other CPUs than before");
         } else if report.missing().is_empty() {
             tracing::info!(
                 cpus,
@@ -386,12 +373,15 @@ impl Kept {
         NodeChoice::Preferred(node.filter(|_| !self.has_own_policy && !self.is_policy_refused))
     }
 
-    fn handle_preferred(&mut self, said: Result<(), String>) {
-        let refused = said.err();
-        if let (Some(error), None) = (&refused, &self.policy_refused) {
-            tracing::warn!(error, "the kernel does not take memory from the NUMA node of a shard");
+    fn handle_preferred(&mut self, node: u32, said: Result<(), String>) {
+        let Err(error) = said else {
+            self.policy_refused.remove(&node);
+            return;
+        };
+        if !self.policy_refused.contains_key(&node) {
+            tracing::warn!(node, error, "the kernel does not take memory from the NUMA node of a shard");
         }
-        self.policy_refused = refused;
+        self.policy_refused.insert(node, error);
     }
 
     fn report(&self) -> Placements {
@@ -412,7 +402,7 @@ impl Kept {
             allowed: self.allowed.clone(),
             machine: self.topology.describe(),
             doubts: self.topology.doubts().to_vec(),
-            policy_refused: self.policy_refused.clone(),
+            policy_refused: self.policy_refused.values().next().cloned(),
             has_own_policy: self.has_own_policy,
             shards: shards.collect(),
         }
