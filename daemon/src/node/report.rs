@@ -642,7 +642,7 @@ mod tests {
             MemoryReport {
                 used_bytes,
                 behind_regions_bytes: behind,
-                high_water_bytes: used_bytes,
+                high_water_bytes: 4 << 20,
                 total_bytes: 8 << 20
             }
         );
