@@ -302,6 +302,46 @@ fn a_sender_that_waits_for_credit_is_not_kept_waiting_by_a_consumer_that_does_no
 }
 
 #[test]
+fn a_gate_whose_rings_are_full_is_rung_for() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    let (mut sent, mut was_brief) = (0, false);
+    world.until("the rings are full", |world| {
+        producer.take_returns();
+        sent += usize::from(producer.submit_segment(&[7; 10]));
+        was_brief |= world.park_of_b().0 == Park::Briefly;
+        !world.b.shard.lists.full_gates.is_empty()
+    });
+    assert!(was_brief, "as long as there was room");
+    assert_eq!(world.park_of_b().0, Park::UntilRung);
+    world.until("all was delivered", |_| {
+        consumer.take();
+        consumer.received.len() == 10 * sent
+    });
+    world.settle();
+    assert!(world.b.shard.lists.full_gates.is_empty());
+}
+
+#[test]
+fn what_a_consumer_gave_back_before_it_closed_counts_as_consumed_though_it_rang_nobody() {
+    let mut world = World::new(Strategy::Forward);
+    let (mut producer, mut consumer) = world.connect();
+    assert!(producer.submit_segment(&[7; 100]));
+    world.until("it was delivered", |_| {
+        consumer.take_and_hold();
+        !consumer.received.is_empty()
+    });
+    consumer.give_all_back();
+    world.b.mail(ToShard::CloseRing { key: consumer.key(), failure: None });
+    world.until("the producer hears of it", |_| {
+        producer.take_returns();
+        producer.failure.is_some()
+    });
+    let text = &producer.failure_text;
+    assert!(text.contains("delivered 100 bytes, consumed 100 bytes"), "{text}");
+}
+
+#[test]
 fn a_drained_shard_says_so_once_everything_is_acknowledged() {
     let mut world = World::new(Strategy::Forward);
     let (mut producer, mut consumer) = world.connect();

@@ -22,6 +22,8 @@ pub(super) struct Producer {
     pub(super) free: VecDeque<u32>,
     pub(super) is_finished: bool,
     pub(super) failure: Option<FailureCode>,
+    /// What was said of it.
+    pub(super) failure_text: String,
     pub(super) _session: Arc<SessionPort>,
 }
 
@@ -68,7 +70,9 @@ impl Producer {
                     self.free.push_back(segment);
                 }
                 Returned::Finished => self.is_finished = true,
-                Returned::Failed { code, .. } => self.failure = FailureCode::from_wire(code),
+                Returned::Failed { code, text } => {
+                    (self.failure, self.failure_text) = (FailureCode::from_wire(code), text);
+                }
             }
         }
     }

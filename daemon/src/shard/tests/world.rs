@@ -304,6 +304,7 @@ impl World {
             free: (0..segments).collect(),
             is_finished: false,
             failure: None,
+            failure_text: String::new(),
             _session: session,
         }
     }
